@@ -1,0 +1,64 @@
+# Every target but help and clean makes .venv and installs into it first, once.
+# ARGS goes on to the command that a target runs: make train ARGS="--help"
+
+PY := .venv/bin/python
+STAMP := .venv/installed
+
+.PHONY: help train test test-all lint dist clean
+.DELETE_ON_ERROR:
+
+help:
+	@echo "make train      train on 5 000 real digits, judge, picture, export (examples/train.py)"
+	@echo "make test       the daily tests: all but the long ones"
+	@echo "make test-all   every test"
+	@echo "make lint       check style and formatting with ruff"
+	@echo "make dist       build the wheel and the sdist into dist/"
+	@echo "make clean      remove all that these made, .venv too"
+	@echo
+	@echo 'ARGS="..." is passed on, as in: make test ARGS="-k arcface"'
+	@echo "PYTHON=... names the Python that .venv is made with"
+
+train: $(STAMP)
+	TF_CPP_MIN_LOG_LEVEL=$${TF_CPP_MIN_LOG_LEVEL:-2} $(PY) examples/train.py $(ARGS)
+
+test: $(STAMP)
+	$(PY) -m pytest -m "not long" $(ARGS)
+
+test-all: $(STAMP)
+	$(PY) -m pytest $(ARGS)
+
+lint: $(STAMP)
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+
+dist: $(STAMP)
+	rm -rf dist
+	$(PY) -m build --quiet
+
+clean:
+	rm -rf .venv dist build *.egg-info .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -prune -exec rm -rf {} +
+
+# TensorFlow 2.21 has no wheels for other Pythons. A name on PATH may be an empty shim and a
+# system Python may lack its venv module, so each candidate is run.
+in_range := import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))
+candidates = $(if $(PYTHON),"$(PYTHON)",python3 python3.13 python3.12 python3.11 python)
+first_usable = $(shell for python in $(candidates); do "$$python" -c \
+	'import venv, ensurepip; $(in_range)' >/dev/null 2>&1 && echo "$$python" && break; done)
+base_python = $(or $(first_usable),$(error keras_margin needs Python 3.11 to 3.13 with venv: install \
+	them (for example: apt install python3 python3-venv) or run make PYTHON=/path/to/python))
+venv_works = $(shell [ ! -e $(STAMP).part ] && $(PY) -c 'import pip; $(in_range)' >/dev/null 2>&1 \
+	&& echo yes)
+
+# The stamp holds the folder that the editable install points to: a moved checkout installs again.
+ifneq ($(shell cat $(STAMP) 2>/dev/null),$(CURDIR))
+.PHONY: $(STAMP)
+endif
+
+# A stamp that is still .part tells of an interrupted install, which pip takes for a whole one.
+$(STAMP): setup.cfg pyproject.toml
+	$(if $(venv_works),,"$(base_python)" -m venv --clear .venv)
+	@echo "Installing keras_margin and what it needs into .venv (about two minutes)"
+	@printf '%s\n' '$(CURDIR)' > $@.part
+	@$(PY) -m pip install -qq --disable-pip-version-check --editable ".[dev]"
+	@mv $@.part $@

@@ -1,0 +1,136 @@
+"""What train.py says and writes at the end: a table, models, numbers, pictures, how to serve."""
+
+import json
+import tempfile
+
+import keras
+import matplotlib
+
+from keras_margin import plots, verification
+from keras_margin.files import written_whole
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt  # noqa: E402  (after the choice of backend)
+
+FAR = 0.01
+
+
+def check_writable(folder):
+    """Makes the folder, and finds out before the training whether it can be written.
+
+    Raises:
+        OSError: it cannot.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise OSError(f"--out cannot be written: {error}") from error
+
+
+def judge(model, data):
+    """Compares all pairs of test images by raw pixels and by the trained embedding.
+
+    Returns:
+        {"raw": ..., "embedding": ...}, each {"metrics": dict, "vectors": (n, dim)}.
+    """
+    vectors = {
+        "raw": data.test_images.reshape(len(data.test_images), -1).astype("float32"),
+        "embedding": model.encoder.predict(data.test_images, verbose=0),
+    }
+    return {
+        name: {
+            "metrics": verification.evaluate(rows, data.test_labels, far=[FAR]),
+            "vectors": rows,
+        }
+        for name, rows in vectors.items()
+    }
+
+
+def print_table(results, data):
+    metrics = results["embedding"]["metrics"]
+    kind = (
+        f"Open set: {len(data.test_names)} identities that the training never saw"
+        if data.open_set
+        else f"Closed set: new images of the {len(data.test_names)} trained identities"
+    )
+    print(
+        f"\n{kind}, {metrics['genuine_pairs']:,} genuine and {metrics['impostor_pairs']:,} "
+        "impostor pairs.\n"
+    )
+    print(f"{'':20}{'EER':>8}{'TAR@FAR=1%':>12}{'rank-1':>8}")
+    for name, title in (("raw", "raw pixels"), ("embedding", "trained embedding")):
+        m = results[name]["metrics"]
+        print(f"{title:20}{m['eer']:8.3f}{m[f'tar@far={FAR:g}']:12.3f}{m['rank1']:8.3f}")
+
+
+def write_all(folder, model, data, results):
+    """Writes every artefact under a temporary name first: a name in `folder` is a whole file."""
+    with written_whole(folder / "model.keras") as path:
+        model.save(path)
+    with written_whole(folder / "encoder.keras") as path:
+        model.encoder.save(path)
+    model.export(folder / "saved_model" / "1")  # TensorFlow Serving wants a version number
+    _write_json(folder / "identities.json", dict(enumerate(data.train_names)))
+    _write_pictures(folder, model, data, results)
+    _write_json(
+        folder / "metrics.json", {name: result["metrics"] for name, result in results.items()}
+    )
+
+
+def _write_json(path, content):
+    with written_whole(path) as temporary:
+        temporary.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", "utf-8")
+
+
+def _write_pictures(folder, model, data, results):
+    pairs = {
+        name: verification.all_pairs(result["vectors"], data.test_labels)
+        for name, result in results.items()
+    }
+    figure, ax = plt.subplots(figsize=(6, 5), layout="constrained")
+    for name, title in (("raw", "raw pixels"), ("embedding", "trained embedding")):
+        plots.roc(*pairs[name], ax=ax, label=title)
+    _save(figure, folder / "roc.png")
+
+    figure, axes = plt.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
+    for ax, (name, title) in zip(
+        axes, (("raw", "raw pixels"), ("embedding", "trained embedding")), strict=True
+    ):
+        plots.score_histogram(*pairs[name], ax=ax)
+        ax.set_title(title)
+    _save(figure, folder / "scores.png")
+
+    rows = results["embedding"]["vectors"]
+    if rows.shape[1] in (2, 3):
+        centers = None if data.open_set else keras.ops.convert_to_numpy(model.head.centers)
+        ax = plots.embeddings(rows, data.test_labels, centers=centers, names=data.test_names)
+        _save(ax.figure, folder / "embeddings.png")
+
+
+def _save(figure, path):
+    with written_whole(path) as temporary:
+        figure.savefig(temporary, dpi=120)
+    plt.close(figure)
+
+
+def print_usage(folder):
+    """The exact lines that load and serve what was written."""
+    files = sorted(str(path.relative_to(folder)) for path in folder.iterdir())
+    absolute = folder.resolve() / "saved_model"
+    url = "localhost:8501/v1/models/encoder:predict"
+    print(f"""
+Written to {folder}: {", ".join(files)}
+
+Load it, without keras_margin:
+
+    import keras
+    encoder = keras.models.load_model({str(folder / "encoder.keras")!r})
+    embeddings = encoder.predict(images)  # pixels 0 to 255, (n, height, width, channels)
+
+Serve it:
+
+    docker run -p 8501:8501 -v {absolute}:/models/encoder -e MODEL_NAME=encoder tensorflow/serving
+    curl -d '{{"instances": [{{"image": [[[0], ...], ...]}}]}}' {url}
+""")

@@ -1,0 +1,161 @@
+"""Trains an embedding with a margin head, judges it on held-out images, and writes what ships.
+
+    python examples/train.py                                    5 000 digits, AdaCos, a minute
+    python examples/train.py --unseen 3                         judge on digits never trained on
+    python examples/train.py --dataset orl_faces --unseen 10    faces
+    python examples/train.py --dataset path/to/folder --image-size 112 112    your own identities
+
+With more than one GPU it trains on all of them (tf.distribute.MirroredStrategy).
+"""
+
+import argparse
+import contextlib
+import math
+import sys
+from pathlib import Path
+
+import keras
+import tensorflow as tf
+from backbones import small_cnn
+from image_sets import load, split
+from report import check_writable, judge, print_table, print_usage, write_all
+
+import keras_margin
+
+HEADS = {
+    name: getattr(keras_margin, name)
+    for name in keras_margin.__all__
+    if isinstance(getattr(keras_margin, name), type)
+    and issubclass(getattr(keras_margin, name), keras_margin.MarginHead)
+    and name != "MarginHead"
+}
+
+
+def parse_arguments(arguments=None):
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--dataset",
+        default="mnist_5k",
+        help="mnist_5k, orl_faces, a folder with one sub-folder per identity, or any image "
+        "classification set of TensorFlow Datasets (default: mnist_5k)",
+    )
+    parser.add_argument("--head", default="AdaCos", choices=sorted(HEADS), help="default: AdaCos")
+    parser.add_argument(
+        "--epochs", type=int, help="default: 8, or more if that is under 400 steps of training"
+    )
+    parser.add_argument(
+        "--batch-size", type=int, default=64, help="over all replicas (default: 64)"
+    )
+    parser.add_argument("--learning-rate", type=float, default=2e-3, help="default: 0.002 (AdamW)")
+    parser.add_argument("--embedding-dim", type=int, default=64, help="default: 64; 2 or 3: drawn")
+    parser.add_argument(
+        "--unseen",
+        type=int,
+        default=0,
+        metavar="K",
+        help="keep the last K identities out of training altogether and judge on them (default: 0: "
+        "judge on other images of the trained identities)",
+    )
+    parser.add_argument("--image-size", type=int, nargs=2, metavar=("HEIGHT", "WIDTH"))
+    parser.add_argument(
+        "--replicas",
+        type=int,
+        help="train on N replicas: the first N GPUs, or N logical devices of the CPU where there "
+        "are fewer GPUs (default: all GPUs, or the CPU)",
+    )
+    parser.add_argument(
+        "--mixed-precision",
+        nargs="?",
+        const="auto",
+        choices=["auto", "mixed_float16", "mixed_bfloat16"],
+        help="auto: mixed_float16 on a GPU, mixed_bfloat16 on the CPU",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="default: 0")
+    parser.add_argument("--data-dir", help="where TensorFlow Datasets keeps its files")
+    parser.add_argument(
+        "--out", type=Path, help="folder for all results (default: runs/DATASET-HEAD)"
+    )
+    options = parser.parse_args(arguments)
+    for name in ("epochs", "batch_size", "embedding_dim", "replicas"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            parser.error(f"--{name.replace('_', '-')} must be at least 1. Received: {value}")
+    if options.out is None:
+        options.out = Path("runs") / f"{Path(options.dataset).name}-{options.head}"
+    return options
+
+
+def make_strategy(replicas):
+    """A MirroredStrategy over several devices, or None for a single one."""
+    gpus = tf.config.list_physical_devices("GPU")
+    replicas = replicas or max(len(gpus), 1)
+    if replicas == 1:
+        return None
+    if replicas <= len(gpus):
+        return tf.distribute.MirroredStrategy([f"GPU:{i}" for i in range(replicas)])
+    tf.config.set_logical_device_configuration(
+        tf.config.list_physical_devices("CPU")[0],
+        [tf.config.LogicalDeviceConfiguration()] * replicas,
+    )
+    return tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(replicas)])
+
+
+def make_model(options, image_shape, num_classes, total_steps):
+    """Backbone, head and optimizer: what a user of the package writes."""
+    model = keras_margin.EmbeddingModel(
+        backbone=small_cnn(image_shape, options.embedding_dim),
+        head=HEADS[options.head](num_classes),
+    )
+    schedule = keras.optimizers.schedules.CosineDecay(options.learning_rate, total_steps)
+    model.compile(keras.optimizers.AdamW(schedule, weight_decay=1e-4))
+    return model
+
+
+def train(options, data, strategy):
+    """Fits the model to the training images."""
+    images, labels = data.train_images, data.train_labels
+    # Keras asks for a first batch that the replicas can share evenly.
+    replicas = strategy.num_replicas_in_sync if strategy else 1
+    batch_size = replicas * math.ceil(min(options.batch_size, len(images) / 8) / replicas)
+    steps_per_epoch = math.ceil(len(images) / batch_size)
+    epochs = options.epochs or max(8, math.ceil(400 / steps_per_epoch))
+    with strategy.scope() if strategy else contextlib.nullcontext():
+        model = make_model(
+            options, images.shape[1:], len(data.train_names), steps_per_epoch * epochs
+        )
+    model.summary()
+    model.fit(images, labels, batch_size=batch_size, epochs=epochs)
+    return model
+
+
+def main(arguments=None):
+    options = parse_arguments(arguments)
+    try:
+        check_writable(options.out)
+        strategy = make_strategy(options.replicas)
+        image_set = load(options.dataset, data_dir=options.data_dir, image_size=options.image_size)
+        data = split(image_set, unseen=options.unseen, seed=options.seed)
+    except (ValueError, OSError, ImportError) as error:
+        sys.exit(f"train.py: error: {error}")
+    print(
+        f"{options.dataset}: {len(data.train_images)} images of {len(data.train_names)} identities "
+        f"for training, {len(data.test_images)} of {len(data.test_names)} for the test."
+    )
+    keras.utils.set_random_seed(options.seed)
+    if options.mixed_precision:
+        has_gpu = bool(tf.config.list_physical_devices("GPU"))
+        automatic = "mixed_float16" if has_gpu else "mixed_bfloat16"
+        policy = automatic if options.mixed_precision == "auto" else options.mixed_precision
+        keras.config.set_dtype_policy(policy)
+
+    model = train(options, data, strategy)
+    results = judge(model, data)
+    print_table(results, data)
+    write_all(options.out, model, data, results)
+    print_usage(options.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,43 @@
+"""Statistics of the global batch under `tf.distribute`: the one place that knows about replicas.
+
+On the JAX backend an array of `keras.distribution` is already global: nothing to gather.
+"""
+
+import keras
+from keras import ops
+
+
+def num_replicas():
+    """How many replicas share a step: 1 without `tf.distribute`, and outside `strategy.run`."""
+    context = _replica_context()
+    return 1 if context is None else context.num_replicas_in_sync
+
+
+def gather_rows(tensor):
+    """The rows of all replicas, in replica order; the shares may differ in length.
+
+    Args:
+        tensor: (local_batch, ...). No gradient flows through the result.
+
+    Returns:
+        Tensor (global_batch, ...), the same on every replica.
+    """
+    if num_replicas() == 1:
+        return ops.stop_gradient(tensor)
+    return _replica_context().all_gather(ops.stop_gradient(tensor), axis=0)
+
+
+def global_sum(tensor):
+    """The sum of `tensor` over all replicas. No gradient flows through the result."""
+    tensor = ops.stop_gradient(tensor)
+    if num_replicas() == 1:
+        return tensor
+    return _replica_context().all_reduce("SUM", tensor)
+
+
+def _replica_context():
+    if keras.backend.backend() != "tensorflow":
+        return None
+    import tensorflow as tf
+
+    return tf.distribute.get_replica_context()  # None inside `scope()` but outside `run`

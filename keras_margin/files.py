@@ -1,0 +1,45 @@
+"""Files and folders that are whole or absent: written under a temporary name, then renamed."""
+
+import contextlib
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+
+@contextlib.contextmanager
+def written_whole(path):
+    """Gives a temporary path beside `path` to write a file or a folder to; then renames it.
+
+    An exception, or the end of the process, leaves what was at `path` as it was.
+
+    Args:
+        path: the final path; an existing file or folder there is replaced.
+
+    Yields:
+        pathlib.Path with the same suffix as `path`, on the same file system.
+    """
+    path = Path(path).absolute()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
+        temporary = Path(folder) / path.name
+        yield temporary
+        _sync(temporary)
+        if temporary.is_dir() or path.is_dir():
+            # A folder cannot be renamed over another one: the old one steps aside first.
+            old = Path(folder) / f"old-{path.name}"
+            if path.exists():
+                os.rename(path, old)
+            os.rename(temporary, path)
+            if old.is_dir():
+                shutil.rmtree(old)
+        else:
+            os.replace(temporary, path)
+
+
+def _sync(path):
+    """Brings the bytes to the disk, so that the rename never comes before them."""
+    files = [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]
+    for file in files:
+        with open(file, "rb+") as handle:
+            os.fsync(handle.fileno())

@@ -1,0 +1,137 @@
+"""The named heads: presets of `MarginHead`, each a margin rule and a scale."""
+
+import keras
+
+from keras_margin.margin_head import MarginHead
+from keras_margin.margins import AngularMargin, CosineMargin
+from keras_margin.scales import AdaCosScale
+
+
+@keras.saving.register_keras_serializable(package="keras_margin")
+class NormFace(MarginHead):
+    """Scaled cosines without a margin: the baseline of every margin head.
+
+    Args:
+        num_classes: at least 2.
+        scale: as in `MarginHead`.
+        **kwargs: of `MarginHead`.
+
+    Reference:
+        Wang et al., NormFace: L2 Hypersphere Embedding for Face Verification, 2017,
+        arXiv:1704.06369, eq. 7.
+    """
+
+    def __init__(self, num_classes, scale=64.0, **kwargs):
+        super().__init__(num_classes, None, scale, **kwargs)
+
+    def get_config(self):
+        return _without(super().get_config(), "margin")
+
+
+@keras.saving.register_keras_serializable(package="keras_margin")
+class CosFace(MarginHead):
+    """A margin on the cosine, see `CosineMargin`.
+
+    Args:
+        num_classes: at least 2.
+        margin: of `CosineMargin`; 0.35 and scale 64 are the paper's.
+        scale: as in `MarginHead`.
+        **kwargs: of `MarginHead`.
+
+    Reference:
+        Wang et al., CosFace: Large Margin Cosine Loss for Deep Face Recognition, 2018,
+        arXiv:1801.09414, eq. 4.
+    """
+
+    def __init__(self, num_classes, margin=0.35, scale=64.0, **kwargs):
+        super().__init__(num_classes, CosineMargin(margin), scale, **kwargs)
+        self.margin = margin
+
+
+@keras.saving.register_keras_serializable(package="keras_margin")
+class AMSoftmax(CosFace):
+    """CosFace's rule with the scale 30 of its own paper.
+
+    Args:
+        num_classes: at least 2.
+        margin: of `CosineMargin`; the paper uses 0.35 and scale 30.
+        scale: as in `MarginHead`.
+        **kwargs: of `MarginHead`.
+
+    Reference:
+        Wang et al., Additive Margin Softmax for Face Verification, 2018, arXiv:1801.05599, eq. 6.
+    """
+
+    def __init__(self, num_classes, margin=0.35, scale=30.0, **kwargs):
+        super().__init__(num_classes, margin, scale, **kwargs)
+
+
+@keras.saving.register_keras_serializable(package="keras_margin")
+class ArcFace(MarginHead):
+    """A margin on the angle, see `AngularMargin`.
+
+    Args:
+        num_classes: at least 2.
+        margin: of `AngularMargin`, radians; 0.5 and scale 64 are the paper's.
+        scale: as in `MarginHead`.
+        **kwargs: of `MarginHead`.
+
+    Example:
+
+    >>> head = ArcFace(10)
+    >>> head(keras.ops.ones((4, 8))).shape  # no labels: scale * cosine
+    TensorShape([4, 10])
+
+    Reference:
+        Deng et al., ArcFace: Additive Angular Margin Loss for Deep Face Recognition, 2019,
+        arXiv:1801.07698, eq. 3.
+    """
+
+    def __init__(self, num_classes, margin=0.5, scale=64.0, **kwargs):
+        super().__init__(num_classes, AngularMargin(margin), scale, **kwargs)
+        self.margin = margin
+
+
+@keras.saving.register_keras_serializable(package="keras_margin")
+class AdaCos(MarginHead):
+    """No margin and no scale to choose: the scale adapts to the classes and to the training.
+
+    Giving labels means training: each such call moves the scale, see `AdaCosScale`; `evaluate`,
+    `predict` and `training=False` leave it alone. It is a non-trainable variable of the layer,
+    saved with the model; under `MirroredStrategy` it is that of the global batch.
+
+    Args:
+        num_classes: at least 3.
+        dynamic: False keeps the fixed scale sqrt(2) log(num_classes - 1).
+        min_scale, max_scale: bounds, see `AdaCosScale`.
+        **kwargs: of `MarginHead`.
+
+    Raises:
+        ValueError: fewer than 3 classes: the scale would be 0.
+
+    Example:
+
+    >>> head = AdaCos(1000)
+    >>> head.build((None, 8))
+    >>> round(float(head.current_scale), 3)  # sqrt(2) log(999)
+    9.768
+
+    Reference:
+        Zhang et al., AdaCos: Adaptively Scaling Cosine Logits for Effectively Learning Deep Face
+        Representations, 2019, arXiv:1905.00292, eq. 12 to 15.
+    """
+
+    def __init__(self, num_classes, dynamic=True, *, min_scale=0.1, max_scale=None, **kwargs):
+        scale = AdaCosScale(num_classes, dynamic, min_scale=min_scale, max_scale=max_scale)
+        super().__init__(num_classes, None, scale, **kwargs)
+        self.dynamic = dynamic
+        self.min_scale = min_scale
+        self.max_scale = max_scale
+
+    def get_config(self):
+        own = {"dynamic": self.dynamic, "min_scale": self.min_scale, "max_scale": self.max_scale}
+        return {**_without(super().get_config(), "margin", "scale"), **own}
+
+
+def _without(config, *keys):
+    return {key: value for key, value in config.items() if key not in keys}

@@ -1,0 +1,307 @@
+"""MarginHead: cosine similarity x margin rule x scale policy. The named heads are in `heads.py`."""
+
+import keras
+from keras import ops
+
+from keras_margin.backend import read
+from keras_margin.checks import checked_count
+from keras_margin.distribution import global_sum
+from keras_margin.labels import class_ids
+from keras_margin.margins import MarginRule
+from keras_margin.nontarget import class_statistics
+from keras_margin.numerics import computation_dtype, l2_norm, l2_normalize
+from keras_margin.scales import as_scale_policy
+from keras_margin.schedules import revived
+
+
+def default_centers_initializer(seed=None):
+    """Directions uniform on the sphere, lengths about 1.
+
+    The gradient of a centre goes with 1 / |w|, so with unit lengths a learning rate means the same
+    angle whatever the number of classes and dimensions.
+    """
+    return keras.initializers.VarianceScaling(
+        1.0, mode="fan_out", distribution="untruncated_normal", seed=seed
+    )
+
+
+@keras.saving.register_keras_serializable(package="keras_margin")
+class MarginHead(keras.layers.Layer):
+    """A classifier of directions for training embeddings: any margin rule with any scale policy.
+
+    With theta_k the angle between the embedding and the centre of class k, y the label:
+
+        logit_k = s cos(theta_k),  k != y          logit_y = s margin(cos(theta_y))
+        loss = softplus(log sum_{k != y} exp(logit_k) - logit_y)      their cross-entropy
+
+    Giving labels means training (margin applied, state moved) unless `training=False` is passed, as
+    `evaluate` and `predict` do; then the head is the plain scaled-cosine classifier and no state
+    moves.
+
+    Two ways to use it: as the final layer of a functional model with a label input and Keras'
+    cross-entropy from logits, or in `EmbeddingModel`, which calls `head.loss`.
+
+    Args:
+        num_classes: number of identities, at least 2.
+        margin: a rule of `keras_margin.margins`, or None for no margin.
+        scale: s, a positive number, a `keras.optimizers.schedules.LearningRateSchedule` of the
+            training calls, or a policy of `keras_margin.scales`. 64 is the ArcFace paper's.
+        num_subcenters: centres per class; a class counts with its best one (Sub-center ArcFace).
+        ignore_class: rows with this label have loss 0, gradient 0, and no part in any statistic.
+        centers_initializer: default: uniform directions of about unit length.
+        centers_regularizer: a Keras regularizer on the raw centres; None, since only their
+            directions count.
+        seed: of the default initializer.
+        **kwargs: `name`, `dtype`, `trainable` of a Keras layer. The maths is float32 (float64 under
+            that policy) and the centres are float32 variables whatever the mixed-precision policy.
+
+    Call arguments:
+        embeddings: float (batch, dim), any length; there is no time axis, so no mask.
+        labels: (batch,) or (batch, 1) ids in any integer dtype or as whole floats, or one-hot
+            (batch, num_classes). A label that is no class raises ValueError in eager code, and
+            gives NaN in its row of logits and loss in compiled code.
+        training: see above.
+
+    Returns:
+        float32 logits (batch, num_classes).
+
+    Attributes:
+        centers: variable (num_classes * num_subcenters, dim), the rows of a class together.
+
+    Example:
+
+    >>> from keras_margin.margins import AngularMargin
+    >>> head = MarginHead(10, margin=AngularMargin(0.5), scale=30.0)
+    >>> embeddings, labels = keras.ops.ones((4, 8)), keras.ops.array([0, 1, 2, 3])
+    >>> head(embeddings, labels).shape
+    TensorShape([4, 10])
+    """
+
+    def __init__(
+        self,
+        num_classes,
+        margin=None,
+        scale=64.0,
+        *,
+        num_subcenters=1,
+        ignore_class=None,
+        centers_initializer=None,
+        centers_regularizer=None,
+        seed=None,
+        **kwargs,
+    ):
+        # autocast=False: mixed precision would round float labels and the embeddings' norms.
+        super().__init__(autocast=False, **kwargs)
+        self.num_classes = checked_count("num_classes", num_classes, smallest=2)
+        self.num_subcenters = checked_count("num_subcenters", num_subcenters, smallest=1)
+        self.ignore_class = ignore_class
+        self.seed = seed
+        if centers_initializer is None:
+            centers_initializer = default_centers_initializer(seed)
+        self.centers_initializer = keras.initializers.get(centers_initializer)
+        self.centers_regularizer = keras.regularizers.get(centers_regularizer)
+        self.margin = margin
+        self.scale = scale
+        self.margin_rule = _checked_rule(margin)
+        self.scale_policy = as_scale_policy(scale)
+        self.maths_dtype = computation_dtype(self.compute_dtype)
+        if self.margin_rule is not None:
+            self.margin_rule.attach(self.num_classes, self._calls_so_far)
+        self.scale_policy.attach(self.num_classes, self._calls_so_far, self.maths_dtype)
+
+    def build(self, embeddings_shape, labels_shape=None):
+        if len(embeddings_shape) != 2 or embeddings_shape[-1] is None:
+            raise ValueError(
+                "`embeddings` must be (batch, dim) with a known dim: end the backbone with "
+                "GlobalAveragePooling2D, Flatten or Dense. Received: "
+                f"embeddings.shape={tuple(embeddings_shape)}"
+            )
+        self.centers = self.add_weight(
+            name="centers",
+            shape=(self.num_classes * self.num_subcenters, embeddings_shape[-1]),
+            initializer=self.centers_initializer,
+            regularizer=self.centers_regularizer,
+            dtype=self.maths_dtype,
+            autocast=False,
+        )
+        # Every replica counts the same global calls, so the first one's count is the count.
+        self.steps = self.add_weight(
+            name="steps",
+            initializer="zeros",
+            dtype="int32",
+            trainable=False,
+            autocast=False,
+            aggregation="only_first_replica",
+        )
+        if not self.scale_policy.built:
+            self.scale_policy.build(None)
+
+    # The three ways to ask.
+
+    def call(self, embeddings, labels=None, training=None):
+        unit, norms = self._unit_and_norms(embeddings)
+        scale = self.scale_policy.scale_of(norms)
+        if labels is None or training is False:
+            return self._cosines(unit) * _column(scale)
+
+        found = class_ids(labels, self.num_classes, self.ignore_class)
+        usable = self._usable(found, norms)
+        self._update_state(unit, found.ids, usable)
+        scale = self.scale_policy.scale_of(norms)
+        cosines = self._cosines(unit)  # (batch, num_classes)
+        ids = ops.expand_dims(found.ids, 1)
+        target = ops.squeeze(ops.take_along_axis(cosines, ids, axis=1), 1)
+        margined = self._with_margin(target, norms, found.ids)
+        # An ignored row keeps its plain logits: Keras' loss leaves it out.
+        is_target = ids == ops.arange(self.num_classes, dtype=ids.dtype)
+        is_target = ops.logical_and(is_target, ops.expand_dims(found.counted, 1))
+        logits = ops.where(is_target, ops.expand_dims(margined, 1), cosines) * _column(scale)
+        self._count_call(usable)
+        return ops.where(ops.expand_dims(found.valid, 1), logits, float("nan"))
+
+    def loss(self, embeddings, labels, training=None, update_state=True):
+        """The loss of each row, without building the logits' gradient several times over.
+
+        Args:
+            embeddings, labels: as in the call.
+            training: None or True: with the margin, and state moves; False: plain cross-entropy.
+            update_state: False leaves state alone, as for the second term of mixup:
+                `lam * head.loss(e, y1) + (1 - lam) * head.loss(e, y2, update_state=False)`.
+
+        Returns:
+            float32 (batch,); 0 for ignored rows, NaN where the label is no class or the embedding
+            is not finite.
+        """
+        return self.loss_and_cosines(embeddings, labels, training, update_state)[0]
+
+    def loss_and_cosines(self, embeddings, labels, training=None, update_state=True):
+        """`loss`, and from the same pass the cosines that accuracy needs.
+
+        Returns:
+            loss, target_cosines, max_nontarget_cosines: float32 (batch,) each, the cosines without
+            margin, NaN in rows that do not count. A row is classified right where
+            `target_cosines > max_nontarget_cosines`.
+        """
+        training = training is not False
+        embeddings = ops.cast(embeddings, self.maths_dtype)
+        found = class_ids(labels, self.num_classes, self.ignore_class)
+        usable = self._usable(found, l2_norm(ops.stop_gradient(embeddings)))
+        # Rows that do not count are set to 0, since 0 * NaN would reach the centres' gradient.
+        embeddings = ops.where(ops.expand_dims(usable, 1), embeddings, 0.0)
+        unit, norms = self._unit_and_norms(embeddings)
+        if training and update_state:
+            self._update_state(unit, found.ids, usable)
+
+        scale = self.scale_policy.scale_of(norms)
+        target, log_b, hardest = class_statistics(
+            unit,
+            read(self.centers),
+            found.ids,
+            scale,
+            num_subcenters=self.num_subcenters,
+        )
+        margined = self._with_margin(target, norms, found.ids) if training else target
+        loss = ops.softplus(log_b - scale * margined)
+        if training and update_state:
+            self._count_call(usable)
+        nan = float("nan")
+        loss = ops.where(usable, loss, ops.where(found.counted, nan, ops.zeros_like(loss)))
+        return loss, ops.where(usable, target, nan), ops.where(usable, hardest, nan)
+
+    @property
+    def current_scale(self):
+        """The scale now in force, a scalar tensor; None where it differs per sample."""
+        return self.scale_policy.current()
+
+    # Their parts.
+
+    def _unit_and_norms(self, embeddings):
+        embeddings = ops.cast(embeddings, self.maths_dtype)
+        return l2_normalize(embeddings), l2_norm(embeddings)
+
+    def _cosines(self, unit):
+        """(batch, num_classes): with sub-centres each class' best."""
+        centers = l2_normalize(read(self.centers))
+        cosines = ops.matmul(unit, ops.transpose(centers))
+        if self.num_subcenters > 1:
+            cosines = ops.reshape(cosines, (-1, self.num_classes, self.num_subcenters))
+            cosines = ops.max(cosines, axis=2)
+        return cosines
+
+    def _with_margin(self, target, norms, ids):
+        if self.margin_rule is None:
+            return target
+        return self.margin_rule(target, norms=norms, labels=ids, training=True)
+
+    def _usable(self, found, norms):
+        """bool (batch,): rows with a class and a finite embedding."""
+        return ops.logical_and(ops.logical_and(found.counted, found.valid), ops.isfinite(norms))
+
+    def _update_state(self, unit, ids, usable):
+        if not self.scale_policy.needs_statistics:
+            return
+        target, log_b, _ = class_statistics(
+            ops.stop_gradient(unit),
+            ops.stop_gradient(read(self.centers)),
+            ids,
+            self.scale_policy.current(),
+            num_subcenters=self.num_subcenters,
+        )
+        self.scale_policy.update_state(log_b, target, usable)
+
+    def _calls_so_far(self):
+        return read(self.steps) if self.built else 0
+
+    def _count_call(self, usable):
+        """A call in which no row of the global batch counts moves no counter."""
+        rows = global_sum(ops.sum(ops.cast(usable, "int32")))
+        self.steps.assign(self.steps + ops.cast(rows > 0, "int32"))
+
+    # What Keras asks.
+
+    def compute_output_shape(self, embeddings_shape, labels_shape=None):
+        return (embeddings_shape[0], self.num_classes)
+
+    def compute_output_spec(self, embeddings, labels=None, training=None):
+        # The default would promise float16 under mixed precision.
+        shape = self.compute_output_shape(tuple(embeddings.shape))
+        return keras.KerasTensor(shape, dtype=self.maths_dtype)
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "num_classes": self.num_classes,
+            "margin": _stored(self.margin),
+            "scale": _stored(self.scale),
+            "num_subcenters": self.num_subcenters,
+            "ignore_class": self.ignore_class,
+            "centers_initializer": keras.initializers.serialize(self.centers_initializer),
+            "centers_regularizer": keras.regularizers.serialize(self.centers_regularizer),
+            "seed": self.seed,
+        }
+
+    @classmethod
+    def from_config(cls, config):
+        nested = {key: revived(config[key]) for key in ("margin", "scale") if key in config}
+        return cls(**{**config, **nested})
+
+
+def _checked_rule(margin):
+    if margin is None or isinstance(margin, MarginRule):
+        return margin
+    raise TypeError(
+        "`margin` of MarginHead must be a rule, such as keras_margin.margins.AngularMargin(0.5), "
+        f"or None. Received: margin={margin!r}"
+    )
+
+
+def _column(scale):
+    """A scale that broadcasts with (batch, num_classes)."""
+    return ops.expand_dims(scale, 1) if len(scale.shape) else scale
+
+
+def _stored(value):
+    """A rule, policy or schedule serialised; numbers, lists and None as they are."""
+    if isinstance(value, (int, float, list, tuple)) or value is None:
+        return value
+    return keras.saving.serialize_keras_object(value)

@@ -1,0 +1,338 @@
+"""EmbeddingModel: a backbone and a head that `fit` trains, and the plain models that ship."""
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_margin.distribution import global_sum, num_replicas
+from keras_margin.files import written_whole
+from keras_margin.labels import class_ids
+
+
+@keras.saving.register_keras_serializable(package="keras_margin")
+class EmbeddingModel(keras.Model):
+    """Trains a backbone with a margin head; the labels are `fit`'s `y`, there is no label input.
+
+    `model(x)` and `model.predict(x)` give the backbone's embeddings as they are. The head is the
+    loss: sum(weight_i * loss_i) / N, N the number of rows that count (not ignored) in the global
+    batch, over all replicas, plus the regularisation losses. `fit` and `evaluate` report `loss`,
+    `accuracy` (top-1 of the cosines, without margin) and, where it moves, the head's `scale`.
+
+    Args:
+        backbone: a Keras model or layer that maps a batch of inputs to embeddings (batch, dim).
+        head: a head of this package.
+        **kwargs: `name`, `dtype`, `trainable` of a Keras model.
+
+    Example:
+
+    >>> import keras_margin
+    >>> backbone = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+    >>> model = EmbeddingModel(backbone, keras_margin.ArcFace(3))
+    >>> model.compile(keras.optimizers.SGD(0.1))
+    >>> x, y = np.eye(4, dtype="float32"), np.array([0, 1, 2, 0])
+    >>> history = model.fit(x, y, verbose=0)
+    >>> sorted(history.history)
+    ['accuracy', 'loss']
+    >>> model.encoder.predict(x, verbose=0).shape  # unit-norm embeddings
+    (4, 2)
+    """
+
+    def __init__(self, backbone, head, **kwargs):
+        super().__init__(**kwargs)
+        if not callable(getattr(head, "loss_and_cosines", None)):
+            raise TypeError(
+                "`head` must be a head of keras_margin, such as keras_margin.ArcFace(num_classes). "
+                f"Received: head={head!r}"
+            )
+        if not isinstance(backbone, keras.Layer):
+            raise TypeError(f"`backbone` must be a Keras model. Received: backbone={backbone!r}")
+        self.backbone = backbone
+        self.head = head
+        # Named as Keras names its own: this one is exact with uneven shares of the replicas too.
+        self.loss_metric = keras.metrics.Mean(name="loss")
+        self.accuracy_metric = keras.metrics.Mean(name="accuracy")
+        self.scale_metric = LastValue(name="scale") if head.scale_policy.moves else None
+        self._models = _PlainModels(self)
+        graph = _graph(backbone)
+        if graph is not None:
+            self(graph[0])  # builds the head
+
+    def call(self, inputs, training=None):
+        self._models.remember(inputs)
+        embeddings = self.backbone(inputs, training=training)
+        if not self.head.built:
+            self.head.build(_embeddings_shape(embeddings))
+        return embeddings
+
+    # Training.
+
+    def compile(
+        self, optimizer="rmsprop", loss=None, metrics=None, weighted_metrics=None, **kwargs
+    ):
+        """As `keras.Model.compile`, without a loss and metrics: the head is the loss.
+
+        Raises:
+            TypeError: `loss` or `metrics` is given.
+        """
+        if loss is not None:
+            raise TypeError(
+                "The head is the loss of an EmbeddingModel: call `compile(optimizer)` and choose "
+                f"the loss by the head. Received: loss={loss!r}"
+            )
+        if metrics is not None or weighted_metrics is not None:
+            raise TypeError(
+                "Metrics of `compile` would compare labels with embeddings. `loss` and `accuracy` "
+                "are reported anyway; for the quality of the embeddings call "
+                "`keras_margin.verification.evaluate(model.encoder.predict(x), labels)`. "
+                f"Received: metrics={metrics!r}, weighted_metrics={weighted_metrics!r}"
+            )
+        super().compile(optimizer=optimizer, **kwargs)
+
+    def compile_from_config(self, config):
+        self.compile(**keras.saving.deserialize_keras_object(config))
+        if self.optimizer is not None and self.built:
+            self.optimizer.build(self.trainable_variables)
+
+    @property
+    def metrics(self):
+        own = [self.loss_metric, self.accuracy_metric, self.scale_metric]
+        return [metric for metric in own if metric is not None]
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        if y is None:
+            raise ValueError(
+                "EmbeddingModel needs labels: call `fit(x, y)` or give (x, y) batches."
+            )
+        loss, target, hardest = self.head.loss_and_cosines(y_pred, y, training=training)
+        counted = class_ids(y, self.head.num_classes, self.head.ignore_class).counted
+        counted = ops.cast(counted, loss.dtype)  # (batch,)
+        if sample_weight is not None:
+            loss = loss * ops.reshape(ops.cast(sample_weight, loss.dtype), (-1,))
+        number = global_sum(ops.sum(counted))
+        total = ops.sum(loss) / ops.maximum(number, 1.0)
+
+        # Keras sums the gradients of the replicas, so a term that each of them has is shared out.
+        extra = sum((ops.sum(ops.cast(term, loss.dtype)) for term in self.losses), 0.0)
+        total = total + extra / num_replicas()
+
+        self.loss_metric.update_state(ops.stop_gradient(loss + extra), sample_weight=counted)
+        self.accuracy_metric.update_state(ops.cast(target > hardest, "float32"), counted)
+        if self.scale_metric is not None:
+            self.scale_metric.update_state(self.head.current_scale)
+        return total
+
+    def fit(
+        self, x=None, y=None, batch_size=None, epochs=1, verbose="auto", callbacks=None, **kwargs
+    ):
+        """As `keras.Model.fit`. Array labels are checked once, before the first step.
+
+        Raises:
+            ValueError: labels that are no classes of the head, in `y` or in `validation_data`.
+            FloatingPointError: the first non-finite loss; the message names the usual causes.
+        """
+        self._check_labels(y)
+        self._check_validation_labels(kwargs.get("validation_data"))
+        guard = StopAtNonFiniteLoss()
+        if isinstance(callbacks, keras.callbacks.CallbackList):
+            callbacks.append(guard)
+        else:
+            callbacks = [*_as_list(callbacks), guard]
+        return super().fit(
+            x,
+            y,
+            batch_size=batch_size,
+            epochs=epochs,
+            verbose=verbose,
+            callbacks=callbacks,
+            **kwargs,
+        )
+
+    def _check_labels(self, y):
+        if y is not None and hasattr(y, "__len__") and not isinstance(y, dict):
+            class_ids(np.asarray(y), self.head.num_classes, self.head.ignore_class)
+
+    def _check_validation_labels(self, validation_data):
+        if not isinstance(validation_data, (tuple, list)) or len(validation_data) < 2:
+            return
+        try:
+            self._check_labels(validation_data[1])
+        except ValueError as error:
+            raise ValueError(
+                "validation labels are not training classes; use VerificationCallback to judge the "
+                f"embeddings of other identities. {error}"
+            ) from error
+
+    # What ships.
+
+    @property
+    def encoder(self):
+        """A plain Keras model: input -> unit-norm embedding (batch, dim), float32.
+
+        It shares the backbone's weights, saves, loads and runs without keras_margin.
+
+        Raises:
+            ValueError: a subclassed backbone that has not been called yet.
+        """
+        return self._models.get("encoder")
+
+    @property
+    def classifier(self):
+        """A Keras model: input -> scale * cosine with every training class (batch, num_classes).
+
+        Raises:
+            ValueError: a subclassed backbone that has not been called yet.
+        """
+        return self._models.get("classifier")
+
+    def export(self, path, *, verbose=False):
+        """Writes the encoder as a SavedModel for TF Serving.
+
+        Its `serving_default` signature takes `image`, a batch of any size (an input of several
+        parts keeps their names), and gives `embedding`. No label, no Python class is needed.
+
+        Args:
+            path: the folder to write; replaced when it exists, and whole or absent at any time.
+            verbose: whether to print the signature.
+        """
+        encoder = self.encoder
+        inputs = encoder._inputs_struct if isinstance(encoder._inputs_struct, dict) else None
+        archive = keras.export.ExportArchive()
+        archive.track(encoder)
+        if inputs is None:
+            archive.add_endpoint(
+                "serving_default",
+                lambda image: {"embedding": encoder(image, training=False)},
+                input_signature=[_any_batch(encoder.inputs[0], "image")],
+            )
+        else:
+            archive.add_endpoint(
+                "serving_default",
+                lambda parts: {"embedding": encoder(parts, training=False)},
+                input_signature=[{name: _any_batch(part, name) for name, part in inputs.items()}],
+            )
+        with written_whole(path) as temporary:
+            archive.write_out(temporary, verbose=verbose)
+
+    # What Keras asks.
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "backbone": keras.saving.serialize_keras_object(self.backbone),
+            "head": keras.saving.serialize_keras_object(self.head),
+        }
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        parts = {
+            key: keras.saving.deserialize_keras_object(config[key], custom_objects=custom_objects)
+            for key in ("backbone", "head")
+        }
+        return cls(**{**config, **parts})
+
+
+class LastValue(keras.metrics.Metric):
+    """The value of the last step: a scale is not something to average."""
+
+    def __init__(self, name, **kwargs):
+        super().__init__(name=name, **kwargs)
+        # The same on every replica.
+        self.value = self.add_variable((), "zeros", aggregation="mean", name="value")
+
+    def update_state(self, value, sample_weight=None):
+        self.value.assign(ops.cast(value, self.value.dtype))
+
+    def result(self):
+        return ops.convert_to_tensor(self.value)
+
+
+class StopAtNonFiniteLoss(keras.callbacks.Callback):
+    """Raises at the first loss that is NaN or infinite, and says what usually brings it."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        loss = (logs or {}).get("loss", 0.0)
+        if np.isfinite(loss):
+            return
+        head = self.model.head
+        raise FloatingPointError(
+            f"The loss is {float(loss)} at batch {batch}. Usual causes: a label outside 0 to "
+            f"{head.num_classes - 1} (the head has num_classes={head.num_classes}, "
+            f"ignore_class={head.ignore_class}); NaN or infinity in the inputs, or inputs not "
+            "scaled to about [0, 1]; a learning rate that is too high (try a tenth); float16 "
+            "without loss scaling. The weights may be damaged: go on from the last good ones."
+        )
+
+
+class _PlainModels:
+    """Makes encoder and classifier once. Kept out of the model's attributes, so that Keras neither
+
+    counts their layers twice nor saves them: they hold the backbone's and the head's own layers.
+    """
+
+    def __init__(self, model):
+        self._model = model
+        self._made = {}
+        self._input_specs = None
+
+    def remember(self, inputs):
+        """Keeps shapes and dtypes of the first inputs: a subclassed backbone does not know them."""
+        if self._input_specs is None:
+            self._input_specs = keras.tree.map_structure(
+                lambda tensor: keras.KerasTensor((None, *tensor.shape[1:]), dtype=tensor.dtype),
+                inputs,
+            )
+
+    def get(self, kind):
+        if kind not in self._made:
+            inputs, embeddings = self._inputs_and_embeddings()
+            if kind == "encoder":
+                last = keras.layers.UnitNormalization(dtype="float32", name="unit_embedding")
+            else:
+                last = self._model.head
+            self._made[kind] = keras.Model(inputs, last(embeddings), name=kind)
+        return self._made[kind]
+
+    def _inputs_and_embeddings(self):
+        backbone = self._model.backbone
+        graph = _graph(backbone)
+        if graph is not None:
+            return graph
+        if self._input_specs is None:
+            raise ValueError(
+                "The backbone's input shape is not known yet: call the model on a batch, or `fit` "
+                f"it, first. Received: backbone={backbone.name!r} of class "
+                f"{type(backbone).__name__}"
+            )
+        inputs = keras.tree.map_structure(
+            lambda spec: keras.Input(spec.shape[1:], dtype=spec.dtype), self._input_specs
+        )
+        return inputs, backbone(inputs)
+
+
+def _graph(backbone):
+    """The symbolic inputs and embeddings of a functional or Sequential backbone, or None."""
+    if isinstance(backbone, keras.Sequential):
+        return (backbone.inputs[0], backbone.outputs[0]) if backbone.built else None
+    if getattr(backbone, "inputs", None) is not None:
+        return backbone.input, backbone.output  # as the user gave them: a tensor, a list, a dict
+    return None
+
+
+def _embeddings_shape(embeddings):
+    shape = getattr(embeddings, "shape", None)
+    if shape is None:
+        raise ValueError(
+            "The backbone must give one tensor of embeddings (batch, dim). "
+            f"Received: {type(embeddings).__name__}"
+        )
+    return tuple(shape)
+
+
+def _any_batch(tensor, name):
+    return keras.InputSpec(shape=(None, *tensor.shape[1:]), dtype=tensor.dtype, name=name)
+
+
+def _as_list(callbacks):
+    if callbacks is None:
+        return []
+    return list(callbacks) if isinstance(callbacks, (list, tuple)) else [callbacks]

@@ -1,0 +1,141 @@
+"""What a margin softmax needs of the classes: one pass over them, with a custom gradient.
+
+    target_i = cos(theta_iy)
+    log B_i = log sum_{k != y} exp(s cos(theta_ik))         AdaCos eq. 7
+    hardest_i = max_{k != y} cos(theta_ik)
+
+Autodiff would hold several (batch, num_classes) tensors; the custom gradient needs the cosines
+only. The centres are never copied normalised: 1 / |w| is kept per class.
+"""
+
+from keras import ops
+
+from keras_margin.backend import custom_gradient
+from keras_margin.labels import class_ids
+from keras_margin.numerics import inverse_norms
+
+
+def nontarget_logsumexp(
+    embeddings,
+    centers,
+    labels,
+    scale=1.0,
+    *,
+    normalize_centers=True,
+    num_subcenters=1,
+):
+    """log of the non-target mass, and the largest non-target cosine.
+
+        log_b_i = log sum_{k != y_i} exp(scale * <x_i, w_k> / |w_k|)
+
+    With sub-centres a class counts with the largest of its `num_subcenters` rows.
+
+    Args:
+        embeddings: float (batch, dim), taken as they are: normalise them first for cosines.
+        centers: float (num_classes * num_subcenters, dim), the rows of a class together.
+        labels: integer (batch,); a label out of range gives NaN in its row.
+        scale: number, scalar tensor or (batch,).
+        normalize_centers: False leaves out the division by |w_k|.
+        num_subcenters: rows per class.
+
+    Returns:
+        `log_b` (batch,) and `max_cosine` (batch,). Gradients flow through `log_b` into embeddings,
+        centers and scale, none through `max_cosine`.
+
+    Example:
+
+    >>> x, w = keras.ops.eye(2), keras.ops.eye(2)
+    >>> log_b, hardest = nontarget_logsumexp(x, w, keras.ops.array([0, 1]), scale=64.0)
+    >>> [float(v) for v in log_b]  # one other class, at cosine 0
+    [0.0, 0.0]
+
+    Reference:
+        Zhang et al., AdaCos, 2019, arXiv:1905.00292, eq. 7.
+    """
+    embeddings = ops.convert_to_tensor(embeddings)
+    centers = ops.convert_to_tensor(centers, dtype=embeddings.dtype)
+    if centers.shape[0] % num_subcenters:
+        raise ValueError(
+            "`centers` must have `num_subcenters` rows for each class. Received: "
+            f"centers.shape={tuple(centers.shape)}, num_subcenters={num_subcenters}"
+        )
+    found = class_ids(labels, centers.shape[0] // num_subcenters, refuse=False)
+    _, log_b, hardest = class_statistics(
+        embeddings,
+        centers,
+        found.ids,
+        scale,
+        normalize_centers=normalize_centers,
+        num_subcenters=num_subcenters,
+    )
+    no_class = ops.where(found.valid, 0.0, float("nan"))
+    return log_b + no_class, hardest + no_class
+
+
+def class_statistics(
+    embeddings, centers, labels, scale, *, normalize_centers=True, num_subcenters=1
+):
+    """`nontarget_logsumexp` and the target's cosine from the same pass.
+
+    Args:
+        embeddings, centers: of one dtype.
+        labels: int32 (batch,), each in range.
+
+    Returns:
+        target (batch,), log_b (batch,), hardest (batch,). Gradients flow through the first two.
+    """
+    num_classes = centers.shape[0] // num_subcenters
+    scale = ops.convert_to_tensor(scale, dtype=embeddings.dtype)
+    scale = ops.broadcast_to(scale, ops.shape(embeddings)[:1])  # (batch,)
+
+    @custom_gradient
+    def statistics(embeddings, centers, scale):
+        if normalize_centers:
+            inverse = inverse_norms(centers)  # (rows,)
+        else:
+            inverse = ops.ones_like(centers[:, 0])
+        rows = ops.matmul(embeddings, ops.transpose(centers)) * inverse  # (batch, rows)
+        cosines, winners = _best_subcenters(rows, num_subcenters)  # (batch, num_classes)
+        is_target = ops.expand_dims(labels, 1) == ops.arange(num_classes, dtype=labels.dtype)
+        target = ops.sum(ops.where(is_target, cosines, 0.0), axis=1)
+        hardest = ops.max(ops.where(is_target, -float("inf"), cosines), axis=1)
+        logits = ops.where(is_target, -float("inf"), cosines * ops.expand_dims(scale, 1))
+        log_b = ops.logsumexp(logits, axis=1)
+
+        def gradient(of_target, of_log_b, _):
+            # d log_b / d (s cos_k) = exp(s cos_k - log_b), the share of class k in the mass.
+            shares = ops.exp(logits - ops.expand_dims(log_b, 1))  # 0 for the target
+            of_cosines = ops.where(
+                is_target,
+                ops.expand_dims(of_target, 1),
+                shares * ops.expand_dims(of_log_b * scale, 1),
+            )  # (batch, num_classes)
+            of_scale = of_log_b * ops.sum(shares * cosines, axis=1)
+            of_rows = of_cosines if winners is None else _to_rows(of_cosines, winners)
+            of_embeddings = ops.matmul(of_rows * inverse, centers)
+            of_centers = ops.matmul(ops.transpose(of_rows), embeddings)
+            if normalize_centers:
+                # d cos / d w = (x - cos w / |w|) / |w|
+                along = ops.sum(of_rows * rows, axis=0)  # (rows,)
+                of_centers -= centers * ops.expand_dims(along * inverse, 1)
+                of_centers *= ops.expand_dims(inverse, 1)
+            return of_embeddings, of_centers, of_scale
+
+        return (target, log_b, hardest), gradient
+
+    return statistics(embeddings, centers, scale)
+
+
+def _best_subcenters(rows, num_subcenters):
+    """The largest cosine of each class, and which row has it (None where a class has one row)."""
+    if num_subcenters == 1:
+        return rows, None
+    grouped = ops.reshape(rows, (-1, rows.shape[1] // num_subcenters, num_subcenters))
+    winners = ops.one_hot(ops.argmax(grouped, axis=2), num_subcenters, dtype=rows.dtype)
+    return ops.max(grouped, axis=2), winners  # (batch, num_classes), (batch, num_classes, k)
+
+
+def _to_rows(of_cosines, winners):
+    """The gradient of a class goes to the row that won."""
+    of_rows = ops.expand_dims(of_cosines, 2) * winners
+    return ops.reshape(of_rows, (-1, winners.shape[1] * winners.shape[2]))

@@ -1,0 +1,148 @@
+"""Every guard of the package: which value breaks a formula, and what its gradient becomes there.
+
+The maths of a head runs in float32, or in float64 under that policy, whatever the mixed-precision
+policy: near cosine 1 the smallest angle that float16 can tell from 0 is 1.8 degrees, bfloat16 5.
+"""
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_margin.backend import custom_gradient
+
+# Shorter vectors count as zero. 1 / SMALLEST_NORM times a scale of 64 is finite in float32.
+SMALLEST_NORM = 1e-35
+
+
+def computation_dtype(dtype):
+    """The dtype of a head's maths under a layer dtype: "float64" stays, others give "float32"."""
+    return "float64" if dtype == "float64" else "float32"
+
+
+def exact_constant(value):
+    """An initializer: Keras' own `Constant` rounds a Python number to float32 under float64."""
+    return lambda shape, dtype=None: ops.convert_to_tensor(np.full(shape, value), dtype=dtype)
+
+
+def smallest_sine(dtype):
+    """The bound below sin(theta) where it divides: sqrt(epsilon).
+
+    3.5e-4 in float32, 1.5e-8 in float64. One rounding step below cosine 1 the sine is already
+    about that, so the bound is in force only where the angle cannot be told from 0 or pi.
+    """
+    return 3.4526698e-4 if dtype == "float32" else 1.4901161193847656e-08
+
+
+def _norms(x):
+    """|x| over the last axis (kept), exact from 1e-35 to 1e38: squares of 1e-30 underflow to 0."""
+    largest = ops.max(ops.abs(x), axis=-1, keepdims=True)
+    unit = ops.where(largest >= SMALLEST_NORM, largest, ops.ones_like(largest))
+    # A row that holds NaN or inf stays NaN: `>=` is false for NaN, and inf / inf is NaN.
+    norms = unit * ops.sqrt(ops.sum(ops.square(x / unit), axis=-1, keepdims=True))
+    return norms
+
+
+def l2_norm(x):
+    """Euclidean norms of the last axis, with a gradient that is finite everywhere.
+
+    `x / |x|` is the gradient; for a zero vector, where it does not exist, it is 0.
+
+    Args:
+        x: float32 or float64 tensor (..., dim).
+
+    Returns:
+        Tensor (...) of x's dtype.
+    """
+    return _l2_norm(x)[..., 0]
+
+
+@custom_gradient
+def _l2_norm(x):
+    norms = _norms(x)
+
+    def gradient(upstream):
+        return upstream * (x * _reciprocal(norms))
+
+    return norms, gradient
+
+
+def _reciprocal(norms):
+    """1 / |x|; 1 for a zero vector, whose direction is 0 and whose gradient a unit vector's."""
+    return 1.0 / ops.where(norms < SMALLEST_NORM, ops.ones_like(norms), norms)
+
+
+def inverse_norms(x):
+    """1 / |x| over the last axis, not differentiated; 1 where |x| < 1e-35.
+
+    Args:
+        x: float32 or float64 tensor (rows, dim).
+
+    Returns:
+        Tensor (rows,) of x's dtype.
+    """
+    return _reciprocal(_norms(x))[..., 0]
+
+
+@custom_gradient
+def l2_normalize(x):
+    """Unit vectors along the last axis, exact for every norm from 1e-35 up.
+
+    A zero vector stays 0, so its cosine with everything is 0. Its gradient, which does not exist,
+    is that of a vector of norm 1: finite, and it lets the vector leave 0 downhill.
+
+    Args:
+        x: float32 or float64 tensor (..., dim).
+
+    Returns:
+        Tensor of x's shape and dtype.
+    """
+    reciprocal = _reciprocal(_norms(x))
+    unit = x * reciprocal
+
+    def gradient(upstream):
+        along = ops.sum(unit * upstream, axis=-1, keepdims=True)
+        return (upstream - unit * along) * reciprocal
+
+    return unit, gradient
+
+
+@custom_gradient
+def sine_of(cosines):
+    """sin(theta) of angles given by their cosines, theta in [0, pi].
+
+    d sin / d cos = -cos / sin is infinite at cosine +-1. There sin is bounded below by
+    `smallest_sine`: large, so that the sample goes on learning, and finite. Rounding can bring a
+    cosine above 1 (it does for one random vector in ten): the sine is 0 there, not NaN.
+
+    Args:
+        cosines: float32 or float64 tensor.
+
+    Returns:
+        Tensor of the same shape and dtype.
+    """
+    sines = ops.sqrt(ops.maximum((1.0 - cosines) * (1.0 + cosines), 0.0))
+    bounded = ops.maximum(sines, smallest_sine(keras.backend.standardize_dtype(cosines.dtype)))
+
+    def gradient(upstream):
+        return upstream * (-cosines / bounded)
+
+    return sines, gradient
+
+
+def add_angle(cosines, angle):
+    """cos(theta + angle) from cos(theta), without arccos.
+
+    Args:
+        cosines: tensor of cos(theta).
+        angle: radians; a number or a tensor that broadcasts with `cosines`.
+
+    Returns:
+        Tensor of cosines' dtype.
+    """
+    angle = ops.convert_to_tensor(angle, dtype=cosines.dtype)
+    return cosines * ops.cos(angle) - sine_of(cosines) * ops.sin(angle)
+
+
+def angle_of(cosines):
+    """theta in [0, pi] of cos(theta), for statistics only: no gradient flows."""
+    return ops.arccos(ops.clip(ops.stop_gradient(cosines), -1.0, 1.0))

@@ -1,0 +1,243 @@
+"""Scale policies: the factor s between cosines and logits, and the published formulas for it."""
+
+import math
+
+import keras
+from keras import ops
+
+from keras_margin.backend import read
+from keras_margin.checks import checked_count
+from keras_margin.distribution import gather_rows
+from keras_margin.numerics import angle_of, computation_dtype, exact_constant
+from keras_margin.schedules import Setting, revived
+
+
+def fixed_adacos_scale(num_classes):
+    """sqrt(2) log(C - 1): P = 1/2 at theta = pi/4 when all other classes are orthogonal.
+
+    Args:
+        num_classes: C, at least 3 (C = 2 gives scale 0, which learns nothing).
+
+    Returns:
+        float.
+
+    Raises:
+        ValueError: fewer than 3 classes.
+
+    Example:
+
+    >>> round(fixed_adacos_scale(1000), 3)
+    9.768
+
+    Reference:
+        Zhang et al., AdaCos: Adaptively Scaling Cosine Logits for Effectively Learning Deep Face
+        Representations, 2019, arXiv:1905.00292, eq. 12.
+    """
+    if num_classes < 3:
+        raise ValueError(
+            "AdaCos needs `num_classes` of at least 3: its scale sqrt(2) log(num_classes - 1) is 0 "
+            "for 2 classes and nothing would be learned. Use NormFace, CosFace or ArcFace with a "
+            f"fixed scale. Received: num_classes={num_classes}"
+        )
+    return math.sqrt(2.0) * math.log(num_classes - 1)
+
+
+class ScalePolicy(keras.layers.Layer):
+    """Base of the scale policies: `policy.scale_of(norms)` is the scale now in force.
+
+    Attributes:
+        moves: whether the scale changes in training; then `fit` reports it.
+        needs_statistics: whether the head must call `update_state` in a training call.
+    """
+
+    moves = False
+    needs_statistics = False
+
+    def __init__(self, **kwargs):
+        super().__init__(autocast=False, **kwargs)
+        self.scale_dtype = computation_dtype(self.compute_dtype)
+
+    def attach(self, num_classes, step, dtype):
+        """Called by the head.
+
+        Args:
+            num_classes: the head's.
+            step: a callable, the head's count of training calls so far.
+            dtype: of the head's maths, "float32" or "float64".
+        """
+        self.scale_dtype = dtype
+
+    def get_build_config(self):
+        return None  # the head builds it, after `attach`
+
+    def current(self):
+        """The scale now in force, a scalar tensor; None where it differs per sample."""
+        return None
+
+    def scale_of(self, norms):
+        """The scale of each row: a scalar, or (batch,) from the embeddings' norms (batch,)."""
+        return self.current()
+
+    def update_state(self, nontarget_logsumexp, target_cosines, counted):
+        """Moves the scale in a training call."""
+
+
+@keras.saving.register_keras_serializable(package="keras_margin")
+class FixedScale(ScalePolicy):
+    """A constant, or a schedule of the head's training calls.
+
+    Args:
+        value: a positive number or a `keras.optimizers.schedules.LearningRateSchedule`.
+
+    Raises:
+        ValueError: a number that is not positive.
+    """
+
+    def __init__(self, value, **kwargs):
+        super().__init__(**kwargs)
+        self._setting = Setting(
+            value, "scale", lambda s: (s > 0.0) & (s < math.inf), "finite and greater than 0"
+        )
+        self.value = self._setting.value
+        self.moves = self._setting.is_schedule
+
+    def attach(self, num_classes, step, dtype):
+        super().attach(num_classes, step, dtype)
+        self._setting.follow(step)
+
+    def current(self):
+        return self._setting(self.scale_dtype)
+
+    def get_config(self):
+        return {**super().get_config(), "value": self._setting.config()}
+
+    @classmethod
+    def from_config(cls, config):
+        return cls(**{**config, "value": revived(config["value"])})
+
+
+@keras.saving.register_keras_serializable(package="keras_margin")
+class AdaCosScale(ScalePolicy):
+    """AdaCos' scale: it starts at sqrt(2) log(C - 1) and, if dynamic, follows the training.
+
+    Each training call sets, from the statistics of the whole global batch (all replicas),
+
+        B_avg = mean_i sum_{k != y_i} exp(s cos(theta_ik))     with the s of the call before, eq. 13
+        s = log(B_avg) / cos(min(pi/4, median_i theta_iy_i))                                  eq. 15
+
+    The logits of the same call use the new s. No gradient flows through s, and it stays as it is in
+    `evaluate` and `predict`. log(B_avg) comes from logsumexp: B itself overflows when the
+    embeddings collapse.
+
+    Args:
+        num_classes: C, at least 3.
+        dynamic: False keeps sqrt(2) log(C - 1).
+        min_scale: lower bound of s; a few classes with negative cosines would bring it below 0.
+        max_scale: upper bound of s; None: 4 sqrt(2) log(C - 1). Collapsed embeddings would bring it
+            to infinity.
+
+    Raises:
+        ValueError: fewer than 3 classes; bounds that are not 0 < min_scale <= max_scale.
+
+    Reference:
+        Zhang et al., AdaCos: Adaptively Scaling Cosine Logits for Effectively Learning Deep Face
+        Representations, 2019, arXiv:1905.00292, eq. 12 to 15.
+    """
+
+    def __init__(self, num_classes, dynamic=True, *, min_scale=0.1, max_scale=None, **kwargs):
+        super().__init__(**kwargs)
+        self.num_classes = checked_count("num_classes", num_classes, smallest=1)
+        self.dynamic = bool(dynamic)
+        self.min_scale = min_scale
+        self.max_scale = max_scale
+        self.initial_scale = fixed_adacos_scale(num_classes)
+        self.largest_scale = 4.0 * self.initial_scale if max_scale is None else max_scale
+        if not 0.0 < min_scale <= self.largest_scale < math.inf:
+            raise ValueError(
+                "The bounds of AdaCos' scale must satisfy 0 < `min_scale` <= `max_scale`. "
+                f"Received: min_scale={min_scale}, max_scale={self.largest_scale}"
+            )
+        self.moves = self.needs_statistics = self.dynamic
+
+    def build(self, input_shape=None):
+        # autocast=False: float16 would read a scale of 16.06 as 16.062 inside a mixed scope.
+        # All replicas compute the same value, so the first one's is the scale of the global batch.
+        start = min(max(self.initial_scale, self.min_scale), self.largest_scale)
+        self.scale = self.add_weight(
+            name="scale",
+            initializer=exact_constant(start),
+            dtype=self.scale_dtype,
+            trainable=False,
+            autocast=False,
+            aggregation="only_first_replica",
+        )
+
+    def attach(self, num_classes, step, dtype):
+        super().attach(num_classes, step, dtype)
+        if num_classes != self.num_classes:
+            raise ValueError(
+                "AdaCosScale must have the head's number of classes. Received: "
+                f"AdaCosScale num_classes={self.num_classes}, head num_classes={num_classes}"
+            )
+
+    def update_state(self, nontarget_logsumexp, target_cosines, counted):
+        """Moves s.
+
+        Args:
+            nontarget_logsumexp: (batch,), log B_i with the s of the call before.
+            target_cosines: (batch,), without margin.
+            counted: bool (batch,), the rows that take part.
+        """
+        counted = ops.cast(counted, target_cosines.dtype)
+        rows = ops.stack([nontarget_logsumexp, angle_of(target_cosines), counted], axis=1)
+        log_b, angles, counted = ops.unstack(gather_rows(rows), 3, axis=1)  # (global_batch,) each
+        number = ops.sum(counted)
+        counted = counted > 0
+
+        # eq. 13: log of the mean of B_i over the rows that count.
+        log_b = _with_one_more(ops.where(counted, log_b, -math.inf), -math.inf)
+        log_b_avg = ops.logsumexp(log_b) - ops.log(number)
+        # eq. 15
+        median = masked_median(angles, counted)
+        scale = log_b_avg / ops.cos(ops.minimum(math.pi / 4, median))
+        scale = ops.clip(scale, self.min_scale, self.largest_scale)
+        self.scale.assign(ops.where(number > 0, scale, self.scale))
+
+    def current(self):
+        return read(self.scale)
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "num_classes": self.num_classes,
+            "dynamic": self.dynamic,
+            "min_scale": self.min_scale,
+            "max_scale": self.max_scale,
+        }
+
+
+def masked_median(values, counted):
+    """The median of the values that count, the mean of the middle two for an even number.
+
+    Args:
+        values: (n,).
+        counted: bool (n,).
+
+    Returns:
+        A scalar; meaningless where nothing counts.
+    """
+    number = ops.sum(ops.cast(counted, "int32"))
+    values = ops.sort(_with_one_more(ops.where(counted, values, math.inf), math.inf))
+    lower = ops.take(values, ops.maximum(number - 1, 0) // 2)
+    upper = ops.take(values, number // 2)
+    return (lower + upper) / 2
+
+
+def _with_one_more(values, value):
+    """`values` and one neutral element, so that an empty batch has something to look at."""
+    return ops.concatenate([values, ops.full((1,), value, dtype=values.dtype)])
+
+
+def as_scale_policy(scale):
+    """A number or a schedule -> `FixedScale`; a policy stays itself."""
+    return scale if isinstance(scale, ScalePolicy) else FixedScale(scale)

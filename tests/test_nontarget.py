@@ -1,0 +1,267 @@
+"""log B and the largest non-target cosine against NumPy float64, with every gradient."""
+
+import math
+import re
+
+import keras
+import numpy as np
+import pytest
+import reference
+import tensorflow as tf
+
+import keras_margin as km
+from keras_margin.nontarget import nontarget_logsumexp
+
+BATCH, DIM, CLASSES = 5, 4, 6
+LABELS = np.array([2, 0, 5, 2, 3])
+UPSTREAM = np.array([0.7, -1.3, 0.2, 1.0, 0.4])
+ROW_SCALES = np.array([1.0, 64.0, 30.0, 4.0, 0.5])
+
+every_setting = pytest.mark.parametrize(
+    ("scale", "settings"),
+    [
+        (1.0, {}),
+        (30.0, {}),
+        (ROW_SCALES, {}),
+        (30.0, {"normalize_centers": False}),
+        (ROW_SCALES, {"num_subcenters": 3}),
+        (4.0, {"num_subcenters": 3, "normalize_centers": False}),
+    ],
+    ids=["1", "30", "scale a row", "centers as they are", "subcenters", "subcenters as they are"],
+)
+
+
+def exactly(message):
+    return f"^{re.escape(message)}$"
+
+
+def random_inputs(num_subcenters=1, seed=0):
+    rng = np.random.default_rng(seed)
+    embeddings = reference.unit(rng.normal(size=(BATCH, DIM)))
+    centers = rng.normal(size=(CLASSES * num_subcenters, DIM)) * rng.uniform(0.2, 3.0)
+    return embeddings, centers
+
+
+def slow(embeddings, centers, scale, normalize_centers=True, num_subcenters=1):
+    """log B and the largest non-target cosine, a sample and a class at a time; takes complex numbers."""
+    if normalize_centers:
+        centers = reference.unit(centers)
+    scale = np.broadcast_to(scale, len(embeddings))
+    log_b, hardest = [], []
+    for x, y, s in zip(embeddings, LABELS, scale, strict=True):
+        others = []
+        for k in range(CLASSES):
+            rows = centers[k * num_subcenters : (k + 1) * num_subcenters] @ x
+            others += [rows[rows.real.argmax()]] if k != y else []
+        largest = max((s * c).real for c in others)
+        log_b.append(largest + np.log(sum(np.exp(s * c - largest) for c in others)))
+        hardest.append(max(c.real for c in others))
+    return np.array(log_b), np.array(hardest)
+
+
+def slow_gradients(embeddings, centers, scale, settings):
+    """Of sum(UPSTREAM * log_b), by complex steps."""
+
+    def total(x, w, s):
+        return UPSTREAM @ slow(x, w, s, **settings)[0]
+
+    scale = np.asarray(scale)
+    return (
+        reference.numerical_gradient(lambda x: total(x, centers, scale), embeddings),
+        reference.numerical_gradient(lambda w: total(embeddings, w, scale), centers),
+        reference.numerical_gradient(lambda s: total(embeddings, centers, s), scale),
+    )
+
+
+def values_and_gradients(embeddings, centers, scale, settings):
+    with tf.GradientTape() as tape:
+        tape.watch([embeddings, centers, scale])
+        log_b, hardest = nontarget_logsumexp(embeddings, centers, LABELS, scale, **settings)
+        total = tf.reduce_sum(log_b * tf.cast(UPSTREAM, log_b.dtype))
+    return log_b, hardest, *tape.gradient(total, [embeddings, centers, scale])
+
+
+@every_setting
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_values_and_gradients(run, scale, settings, dtype):
+    embeddings, centers = random_inputs(settings.get("num_subcenters", 1))
+    inputs = [tf.constant(value, dtype) for value in (embeddings, centers, scale)]
+    got = run(lambda *inputs: values_and_gradients(*inputs, settings))(*inputs)
+    want = (
+        *slow(embeddings, centers, scale, **settings),
+        *slow_gradients(embeddings, centers, scale, settings),
+    )
+    relative = 2e-6 if dtype == "float32" else 1e-12
+    for value, expected in zip(got, want, strict=True):
+        assert value.dtype == dtype
+        np.testing.assert_allclose(
+            value, expected, rtol=relative, atol=relative * np.abs(expected).max()
+        )
+
+
+@pytest.mark.parametrize("normalize_centers", [True, False])
+def test_gradients_are_the_numerical_ones(normalize_centers):
+    embeddings, centers = random_inputs()
+
+    def log_b(embeddings, centers, scale):
+        return nontarget_logsumexp(
+            embeddings, centers, LABELS, scale, normalize_centers=normalize_centers
+        )[0]
+
+    inputs = [tf.constant(value) for value in (embeddings, centers, np.linspace(1, 5, BATCH))]
+    analytic, numerical = tf.test.compute_gradient(log_b, inputs, delta=1e-5)
+    for value, expected in zip(analytic, numerical, strict=True):
+        np.testing.assert_allclose(value, expected, rtol=1e-7, atol=1e-8)
+
+
+def test_no_gradient_flows_through_the_largest_cosine():
+    embeddings, centers = (tf.constant(value) for value in random_inputs())
+    with tf.GradientTape() as tape:
+        tape.watch([embeddings, centers])
+        hardest = nontarget_logsumexp(embeddings, centers, LABELS)[1]
+    for gradient in tape.gradient(hardest, [embeddings, centers]):
+        np.testing.assert_array_equal(0.0 if gradient is None else gradient, 0.0)
+
+
+def test_identity_centers():
+    """Cosines (1, 0, 0) with label 0 and label 1, by hand."""
+    x, w = tf.constant([[1.0, 0.0, 0.0]] * 2), tf.eye(3)
+    log_b, hardest = nontarget_logsumexp(x, w, [0, 1], scale=5.0)
+    np.testing.assert_allclose(log_b, [math.log(2.0), math.log(math.exp(5.0) + 1.0)], rtol=1e-6)
+    np.testing.assert_array_equal(hardest, [0.0, 1.0])
+
+
+def test_two_classes_leave_one_other():
+    log_b, hardest = nontarget_logsumexp(tf.eye(2), [[3.0, 4.0], [0.0, 2.0]], [0, 1], scale=10.0)
+    np.testing.assert_allclose(log_b, [0.0, 8.0], atol=1e-6)
+    np.testing.assert_allclose(hardest, [0.0, 0.8], atol=1e-6)
+
+
+def test_embeddings_are_taken_as_they_are():
+    embeddings, centers = random_inputs()
+    once = nontarget_logsumexp(2.0 * embeddings, centers, LABELS, 15.0)
+    scaled = nontarget_logsumexp(embeddings, centers, LABELS, 30.0)
+    np.testing.assert_allclose(once[0], scaled[0], rtol=1e-12)
+    np.testing.assert_allclose(once[1], 2.0 * scaled[1], rtol=1e-12)
+
+
+def test_lengths_of_the_centers_do_not_matter_when_normalized():
+    embeddings, centers = random_inputs()
+    lengths = np.array([1e-12, 1e-3, 0.5, 1.0, 1e3, 1e12])[:, None]
+    for got, want in zip(
+        nontarget_logsumexp(embeddings, centers * lengths, LABELS, 64.0),
+        nontarget_logsumexp(embeddings, centers, LABELS, 64.0),
+        strict=True,
+    ):
+        np.testing.assert_allclose(got, want, rtol=1e-12)
+
+
+def test_large_common_offset(run):
+    """All cosines .99: a difference of large numbers would lose what is left."""
+    angle = math.acos(0.99)
+    around = 2 * math.pi * np.arange(CLASSES) / CLASSES
+    centers = np.stack(
+        [
+            np.full(CLASSES, 0.99),
+            math.sin(angle) * np.cos(around),
+            math.sin(angle) * np.sin(around),
+        ],
+        axis=1,
+    )
+    embeddings = tf.constant([[1.0, 0.0, 0.0]] * BATCH)
+    log_b, hardest = run(lambda x, w: nontarget_logsumexp(x, w, LABELS, 64.0))(
+        embeddings, tf.constant(centers, "float32")
+    )
+    np.testing.assert_allclose(log_b, np.full(BATCH, 64.0 * 0.99 + math.log(5.0)), rtol=1e-6)
+    np.testing.assert_allclose(hardest, np.full(BATCH, 0.99), rtol=1e-6)
+
+
+def test_exponentials_that_would_overflow():
+    log_b, _ = nontarget_logsumexp(tf.eye(2), tf.ones((3, 2)), [0, 1], scale=1e5)
+    np.testing.assert_allclose(log_b, 1e5 / math.sqrt(2.0) + math.log(2.0), rtol=1e-6)
+
+
+def test_labels_out_of_range_give_nan_in_their_row_only(run):
+    embeddings, centers = random_inputs()
+    labels = tf.constant([2, -1, CLASSES, 2**40, 3], tf.int64)
+    log_b, hardest = run(lambda y: nontarget_logsumexp(embeddings, centers, y, 30.0))(labels)
+    want = slow(embeddings, centers, 30.0)
+    assert np.isnan(log_b[1:4]).all()
+    assert np.isnan(hardest[1:4]).all()
+    np.testing.assert_allclose(log_b.numpy()[[0, 4]], want[0][[0, 4]], rtol=1e-12)
+    np.testing.assert_allclose(hardest.numpy()[[0, 4]], want[1][[0, 4]], rtol=1e-12)
+
+
+def test_zero_center_has_cosine_0_and_a_finite_gradient(run):
+    embeddings, centers = random_inputs()
+    centers[1] = 0.0
+    inputs = [tf.constant(value, "float32") for value in (embeddings, centers, 30.0)]
+    got = run(lambda *inputs: values_and_gradients(*inputs, {}))(*inputs)
+    np.testing.assert_allclose(got[0], slow(embeddings, centers, 30.0)[0], rtol=2e-6)
+    assert all(np.isfinite(value).all() for value in got)
+
+
+def test_equal_subcenters_share_no_gradient():
+    """The row that wins gets the gradient of the class once, not once for each equal row."""
+    embeddings, centers = (tf.constant(value) for value in random_inputs())
+    doubled = tf.repeat(centers, 2, axis=0)
+    single = values_and_gradients(embeddings, centers, tf.constant(8.0, "float64"), {})
+    double = values_and_gradients(
+        embeddings, doubled, tf.constant(8.0, "float64"), {"num_subcenters": 2}
+    )
+    of_classes = tf.reduce_sum(tf.reshape(double[3], (CLASSES, 2, DIM)), axis=1)
+    np.testing.assert_allclose(double[0], single[0], rtol=1e-12)
+    np.testing.assert_allclose(of_classes, single[3], rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("make", [keras.Variable, tf.Variable], ids=["keras", "tensorflow"])
+def test_centers_may_be_a_variable(make):
+    embeddings, centers = random_inputs()
+    variable = make(centers.astype("float32"))
+    with tf.GradientTape() as tape:
+        log_b, _ = nontarget_logsumexp(embeddings.astype("float32"), variable, LABELS, 30.0)
+        total = tf.reduce_sum(log_b * tf.cast(UPSTREAM, "float32"))
+    watched = variable.value if make is keras.Variable else variable
+    gradient = tape.gradient(total, watched)
+    want = slow_gradients(embeddings, centers, 30.0, {})[1]
+    np.testing.assert_allclose(gradient, want, atol=1e-5 * np.abs(want).max())
+
+
+def test_lists_and_columns_of_labels():
+    embeddings, centers = random_inputs()
+    log_b, _ = nontarget_logsumexp(embeddings.tolist(), centers.tolist(), LABELS[:, None], 4.0)
+    np.testing.assert_allclose(log_b, slow(embeddings, centers, 4.0)[0], rtol=1e-5)
+
+
+def test_empty_batch(run):
+    log_b, hardest = run(lambda x: nontarget_logsumexp(x, tf.eye(3), tf.zeros(0, tf.int32)))(
+        tf.zeros((0, 3))
+    )
+    assert log_b.shape == hardest.shape == (0,)
+
+
+def test_unknown_batch_size():
+    embeddings, centers = random_inputs()
+
+    @tf.function(
+        input_signature=[tf.TensorSpec((None, DIM), tf.float64), tf.TensorSpec((None,), tf.int32)]
+    )
+    def log_b_of(embeddings, labels):
+        return nontarget_logsumexp(embeddings, centers, labels, 30.0)[0]
+
+    want = slow(embeddings, centers, 30.0)[0]
+    np.testing.assert_allclose(log_b_of(embeddings, LABELS), want, rtol=1e-12)
+    np.testing.assert_allclose(log_b_of(embeddings[:2], LABELS[:2]), want[:2], rtol=1e-12)
+
+
+def test_rows_that_are_no_multiple_of_the_subcenters():
+    message = (
+        "`centers` must have `num_subcenters` rows for each class. "
+        "Received: centers.shape=(5, 2), num_subcenters=2"
+    )
+    with pytest.raises(ValueError, match=exactly(message)):
+        nontarget_logsumexp(tf.eye(2), tf.ones((5, 2)), [0, 1], num_subcenters=2)
+
+
+def test_public_name():
+    assert km.nontarget_logsumexp is nontarget_logsumexp
