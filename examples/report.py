@@ -1,6 +1,7 @@
 """What train.py says and writes at the end: a table, models, numbers, pictures, how to serve."""
 
 import json
+import math
 import tempfile
 
 import keras
@@ -74,9 +75,13 @@ def write_all(folder, model, data, results):
     model.export(folder / "saved_model" / "1")  # TensorFlow Serving wants a version number
     _write_json(folder / "identities.json", dict(enumerate(data.train_names)))
     _write_pictures(folder, model, data, results)
-    _write_json(
-        folder / "metrics.json", {name: result["metrics"] for name, result in results.items()}
-    )
+    metrics = {name: _without_nan(result["metrics"]) for name, result in results.items()}
+    _write_json(folder / "metrics.json", metrics)
+
+
+def _without_nan(metrics):
+    """JSON has no NaN: a number that too few pairs leave undefined is null."""
+    return {name: None if math.isnan(value) else value for name, value in metrics.items()}
 
 
 def _write_json(path, content):

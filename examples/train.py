@@ -137,6 +137,7 @@ def main(arguments=None):
         strategy = make_strategy(options.replicas)
         image_set = load(options.dataset, data_dir=options.data_dir, image_size=options.image_size)
         data = split(image_set, unseen=options.unseen, seed=options.seed)
+        HEADS[options.head](len(data.train_names))  # says early what the head cannot train
     except (ValueError, OSError, ImportError) as error:
         sys.exit(f"train.py: error: {error}")
     print(

@@ -18,7 +18,7 @@ class NormFace(MarginHead):
 
     Reference:
         Wang et al., NormFace: L2 Hypersphere Embedding for Face Verification, 2017,
-        arXiv:1704.06369, eq. 7.
+        arXiv:1704.06369.
     """
 
     def __init__(self, num_classes, scale=64.0, **kwargs):
@@ -79,8 +79,8 @@ class ArcFace(MarginHead):
     Example:
 
     >>> head = ArcFace(10)
-    >>> head(keras.ops.ones((4, 8))).shape  # no labels: scale * cosine
-    TensorShape([4, 10])
+    >>> tuple(head(keras.ops.ones((4, 8))).shape)  # no labels: scale * cosine
+    (4, 10)
 
     Reference:
         Deng et al., ArcFace: Additive Angular Margin Loss for Deep Face Recognition, 2019,

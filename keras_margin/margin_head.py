@@ -73,8 +73,8 @@ class MarginHead(keras.layers.Layer):
     >>> from keras_margin.margins import AngularMargin
     >>> head = MarginHead(10, margin=AngularMargin(0.5), scale=30.0)
     >>> embeddings, labels = keras.ops.ones((4, 8)), keras.ops.array([0, 1, 2, 3])
-    >>> head(embeddings, labels).shape
-    TensorShape([4, 10])
+    >>> tuple(head(embeddings, labels).shape)
+    (4, 10)
     """
 
     def __init__(
