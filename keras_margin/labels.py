@@ -9,7 +9,7 @@ from keras import ops
 from keras_margin.backend import is_concrete
 
 # The whole numbers up to here are exact in these dtypes: larger ids would be silently other ids.
-_LARGEST_EXACT_ID = {"float16": 2048, "bfloat16": 256}
+_LARGEST_EXACT_ID = {"float32": 2**24, "float16": 2**11, "bfloat16": 2**8}
 
 
 class ClassIds(NamedTuple):
@@ -41,7 +41,7 @@ def class_ids(labels, num_classes, ignore_class=None, *, refuse=True):
     dtype = keras.backend.standardize_dtype(labels.dtype)
     _check_shape(shape, num_classes)
     if len(shape) == 2 and shape[1] != 1:
-        found = _from_one_hot(labels, dtype)
+        found = _from_one_hot(labels, dtype, ignore_class)
     else:
         _check_dtype(dtype, num_classes)
         found = _from_ids(ops.reshape(labels, (-1,)), dtype, num_classes, ignore_class)
@@ -69,14 +69,22 @@ def _check_dtype(dtype, num_classes):
         )
 
 
-def _from_one_hot(labels, dtype):
+def _from_one_hot(labels, dtype, ignore_class):
     if dtype == "bool":
         labels = ops.cast(labels, "int32")
     is_one, is_zero = ops.equal(labels, 1), ops.equal(labels, 0)
     ones = ops.sum(ops.cast(is_one, "int32"), axis=-1)
     valid = ops.logical_and(ops.all(ops.logical_or(is_one, is_zero), axis=-1), ops.equal(ones, 1))
     ids = ops.cast(ops.argmax(ops.cast(is_one, "int32"), axis=-1), "int32")
-    return ClassIds(ops.where(valid, ids, 0), ops.ones_like(valid), valid)
+    counted = ops.ones_like(valid)
+    if ignore_class is not None:
+        counted = ops.logical_not(ops.logical_and(valid, ids == ignore_class))
+    return _class_ids(ids, counted, valid)
+
+
+def _class_ids(ids, counted, valid):
+    usable = ops.logical_and(valid, counted)
+    return ClassIds(ops.cast(ops.where(usable, ids, 0), "int32"), counted, valid)
 
 
 def _from_ids(labels, dtype, num_classes, ignore_class):
@@ -89,15 +97,13 @@ def _from_ids(labels, dtype, num_classes, ignore_class):
         # Compare in a dtype that holds both the labels and num_classes.
         wide = dtype in ("int64", "uint32", "uint64")
         labels = ops.cast(labels, "int64" if wide else "int32")
-    is_class = ops.logical_and(labels >= 0, labels < num_classes)
+    is_class = ops.logical_and(labels >= 0, labels <= num_classes - 1)  # exact in float32
     valid = ops.logical_and(is_whole, is_class)
     counted = ops.ones_like(valid)
     if ignore_class is not None:
         counted = ops.not_equal(labels, ops.cast(ignore_class, labels.dtype))
         valid = ops.logical_or(valid, ops.logical_not(counted))
-    usable = ops.logical_and(valid, counted)
-    ids = ops.cast(ops.where(usable, labels, ops.zeros_like(labels)), "int32")
-    return ClassIds(ids, counted, valid)
+    return _class_ids(labels, counted, valid)
 
 
 def _check_values(labels, valid, num_classes, ignore_class):

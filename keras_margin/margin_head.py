@@ -255,7 +255,7 @@ class MarginHead(keras.layers.Layer):
     def _count_call(self, usable):
         """A call in which no row of the global batch counts moves no counter."""
         rows = global_sum(ops.sum(ops.cast(usable, "int32")))
-        self.steps.assign(self.steps + ops.cast(rows > 0, "int32"))
+        self.steps.assign(self._calls_so_far() + ops.cast(rows > 0, "int32"))
 
     # What Keras asks.
 

@@ -325,7 +325,7 @@ def _embeddings_shape(embeddings):
             "The backbone must give one tensor of embeddings (batch, dim). "
             f"Received: {type(embeddings).__name__}"
         )
-    return tuple(shape)
+    return (None, *shape[1:])
 
 
 def _any_batch(tensor, name):

@@ -201,7 +201,7 @@ class AdaCosScale(ScalePolicy):
         median = masked_median(angles, counted)
         scale = log_b_avg / ops.cos(ops.minimum(math.pi / 4, median))
         scale = ops.clip(scale, self.min_scale, self.largest_scale)
-        self.scale.assign(ops.where(number > 0, scale, self.scale))
+        self.scale.assign(ops.where(number > 0, scale, self.current()))
 
     def current(self):
         return read(self.scale)
