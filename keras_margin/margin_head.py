@@ -139,25 +139,25 @@ class MarginHead(keras.layers.Layer):
     # The three ways to ask.
 
     def call(self, embeddings, labels=None, training=None):
-        unit, norms = self._unit_and_norms(embeddings)
-        scale = self.scale_policy.scale_of(norms)
+        embeddings = ops.cast(embeddings, self.maths_dtype)
         if labels is None or training is False:
-            return self._cosines(unit) * _column(scale)
+            unit, norms = l2_normalize(embeddings), l2_norm(embeddings)
+            return self._cosines(unit) * _column(self.scale_policy.scale_of(norms))
 
-        found = class_ids(labels, self.num_classes, self.ignore_class)
-        usable = self._usable(found, norms)
+        found, usable, embeddings = self._usable_rows(embeddings, labels)
+        unit, norms = l2_normalize(embeddings), l2_norm(embeddings)
         self._update_state(unit, found.ids, usable)
         scale = self.scale_policy.scale_of(norms)
         cosines = self._cosines(unit)  # (batch, num_classes)
         ids = ops.expand_dims(found.ids, 1)
         target = ops.squeeze(ops.take_along_axis(cosines, ids, axis=1), 1)
         margined = self._with_margin(target, norms, found.ids)
-        # An ignored row keeps its plain logits: Keras' loss leaves it out.
         is_target = ids == ops.arange(self.num_classes, dtype=ids.dtype)
+        # An ignored row keeps its plain logits: Keras' loss leaves it out.
         is_target = ops.logical_and(is_target, ops.expand_dims(found.counted, 1))
         logits = ops.where(is_target, ops.expand_dims(margined, 1), cosines) * _column(scale)
         self._count_call(usable)
-        return ops.where(ops.expand_dims(found.valid, 1), logits, float("nan"))
+        return ops.where(ops.expand_dims(usable | ~found.counted, 1), logits, float("nan"))
 
     def loss(self, embeddings, labels, training=None, update_state=True):
         """The loss of each row, without building the logits' gradient several times over.
@@ -184,11 +184,8 @@ class MarginHead(keras.layers.Layer):
         """
         training = training is not False
         embeddings = ops.cast(embeddings, self.maths_dtype)
-        found = class_ids(labels, self.num_classes, self.ignore_class)
-        usable = self._usable(found, l2_norm(ops.stop_gradient(embeddings)))
-        # Rows that do not count are set to 0, since 0 * NaN would reach the centres' gradient.
-        embeddings = ops.where(ops.expand_dims(usable, 1), embeddings, 0.0)
-        unit, norms = self._unit_and_norms(embeddings)
+        found, usable, embeddings = self._usable_rows(embeddings, labels)
+        unit, norms = l2_normalize(embeddings), l2_norm(embeddings)
         if training and update_state:
             self._update_state(unit, found.ids, usable)
 
@@ -215,9 +212,16 @@ class MarginHead(keras.layers.Layer):
 
     # Their parts.
 
-    def _unit_and_norms(self, embeddings):
-        embeddings = ops.cast(embeddings, self.maths_dtype)
-        return l2_normalize(embeddings), l2_norm(embeddings)
+    def _usable_rows(self, embeddings, labels):
+        """The labels' `ClassIds`; bool (batch,), the rows with a class and a finite embedding; the
+
+        embeddings with 0 in place of rows that are not finite, since 0 * NaN would reach the
+        centres' gradient.
+        """
+        found = class_ids(labels, self.num_classes, self.ignore_class)
+        finite = ops.isfinite(l2_norm(ops.stop_gradient(embeddings)))
+        embeddings = ops.where(ops.expand_dims(finite, 1), embeddings, 0.0)
+        return found, found.counted & found.valid & finite, embeddings
 
     def _cosines(self, unit):
         """(batch, num_classes): with sub-centres each class' best."""
@@ -225,17 +229,13 @@ class MarginHead(keras.layers.Layer):
         cosines = ops.matmul(unit, ops.transpose(centers))
         if self.num_subcenters > 1:
             cosines = ops.reshape(cosines, (-1, self.num_classes, self.num_subcenters))
-            cosines = ops.max(cosines, axis=2)
+            cosines = ops.max(cosines, axis=2, initial=-float("inf"))
         return cosines
 
     def _with_margin(self, target, norms, ids):
         if self.margin_rule is None:
             return target
         return self.margin_rule(target, norms=norms, labels=ids, training=True)
-
-    def _usable(self, found, norms):
-        """bool (batch,): rows with a class and a finite embedding."""
-        return ops.logical_and(ops.logical_and(found.counted, found.valid), ops.isfinite(norms))
 
     def _update_state(self, unit, ids, usable):
         if not self.scale_policy.needs_statistics:

@@ -10,7 +10,7 @@ only. The centres are never copied normalised: 1 / |w| is kept per class.
 
 from keras import ops
 
-from keras_margin.backend import custom_gradient
+from keras_margin.backend import custom_gradient, read
 from keras_margin.labels import class_ids
 from keras_margin.numerics import inverse_norms
 
@@ -52,8 +52,8 @@ def nontarget_logsumexp(
     Reference:
         Zhang et al., AdaCos, 2019, arXiv:1905.00292, eq. 7.
     """
-    embeddings = ops.convert_to_tensor(embeddings)
-    centers = ops.convert_to_tensor(centers, dtype=embeddings.dtype)
+    embeddings = read(embeddings)
+    centers = ops.cast(read(centers), embeddings.dtype)
     if centers.shape[0] % num_subcenters:
         raise ValueError(
             "`centers` must have `num_subcenters` rows for each class. Received: "
@@ -68,8 +68,8 @@ def nontarget_logsumexp(
         normalize_centers=normalize_centers,
         num_subcenters=num_subcenters,
     )
-    no_class = ops.where(found.valid, 0.0, float("nan"))
-    return log_b + no_class, hardest + no_class
+    nan = float("nan")
+    return ops.where(found.valid, log_b, nan), ops.where(found.valid, hardest, nan)
 
 
 def class_statistics(
@@ -98,7 +98,7 @@ def class_statistics(
         cosines, winners = _best_subcenters(rows, num_subcenters)  # (batch, num_classes)
         is_target = ops.expand_dims(labels, 1) == ops.arange(num_classes, dtype=labels.dtype)
         target = ops.sum(ops.where(is_target, cosines, 0.0), axis=1)
-        hardest = ops.max(ops.where(is_target, -float("inf"), cosines), axis=1)
+        hardest = _max(ops.where(is_target, -float("inf"), cosines), axis=1)
         logits = ops.where(is_target, -float("inf"), cosines * ops.expand_dims(scale, 1))
         log_b = ops.logsumexp(logits, axis=1)
 
@@ -132,7 +132,12 @@ def _best_subcenters(rows, num_subcenters):
         return rows, None
     grouped = ops.reshape(rows, (-1, rows.shape[1] // num_subcenters, num_subcenters))
     winners = ops.one_hot(ops.argmax(grouped, axis=2), num_subcenters, dtype=rows.dtype)
-    return ops.max(grouped, axis=2), winners  # (batch, num_classes), (batch, num_classes, k)
+    return _max(grouped, axis=2), winners  # (batch, num_classes), (batch, num_classes, k)
+
+
+def _max(cosines, axis):
+    # `initial`: without it Keras checks at run time that there is something to compare.
+    return ops.max(cosines, axis=axis, initial=-float("inf"))
 
 
 def _to_rows(of_cosines, winners):

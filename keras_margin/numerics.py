@@ -12,6 +12,7 @@ from keras_margin.backend import custom_gradient
 
 # Shorter vectors count as zero. 1 / SMALLEST_NORM times a scale of 64 is finite in float32.
 SMALLEST_NORM = 1e-35
+_SMALLEST_NORMAL = 1.1754944e-38  # of float32: processors may take what is below for 0
 
 
 def computation_dtype(dtype):
@@ -35,8 +36,9 @@ def smallest_sine(dtype):
 
 def _norms(x):
     """|x| over the last axis (kept), exact from 1e-35 to 1e38: squares of 1e-30 underflow to 0."""
-    largest = ops.max(ops.abs(x), axis=-1, keepdims=True)
-    unit = ops.where(largest >= SMALLEST_NORM, largest, ops.ones_like(largest))
+    # `initial`: without it Keras checks at run time that x is not empty.
+    largest = ops.max(ops.abs(x), axis=-1, keepdims=True, initial=0.0)
+    unit = ops.where(largest >= _SMALLEST_NORMAL, largest, ops.ones_like(largest))
     # A row that holds NaN or inf stays NaN: `>=` is false for NaN, and inf / inf is NaN.
     norms = unit * ops.sqrt(ops.sum(ops.square(x / unit), axis=-1, keepdims=True))
     return norms
