@@ -15,6 +15,13 @@ from keras_margin.schedules import Setting, revived
 # Beyond it the fallback of `angular_margin` would jump upwards: cos(m) + m sin(m) = 1.
 LARGEST_ANGULAR_MARGIN = 2.33
 
+# What a margin may be, and the same in words.
+NOT_NEGATIVE = (lambda m: (m >= 0.0) & (m < math.inf), "finite and at least 0")
+ANGLE_WITH_FALLBACK = (
+    lambda m: (m >= 0.0) & (m <= LARGEST_ANGULAR_MARGIN),
+    f"from 0 to {LARGEST_ANGULAR_MARGIN} radians",
+)
+
 
 def cosine_margin(cosines, margin):
     """cos(theta) - margin. CosFace eq. 4, AM-Softmax eq. 6."""
@@ -35,6 +42,9 @@ def angular_margin(cosines, margin):
 class MarginRule(keras.layers.Layer):
     """Base of the margin rules: a small Keras layer that maps target cosines to margined ones.
 
+    A subclass declares its numbers with `add_setting`, so that each may be a schedule and is
+    saved, and reads them in `call` with `setting`.
+
     Call arguments:
         target_cosines: float32 or float64 (batch,), cos(theta) between a sample and its own class.
         norms: (batch,), the embeddings' lengths before normalisation, for rules that use them.
@@ -48,60 +58,54 @@ class MarginRule(keras.layers.Layer):
     def __init__(self, **kwargs):
         # Cosines stay in the head's precision whatever the mixed-precision policy.
         super().__init__(autocast=False, **kwargs)
+        self._settings = {}
+
+    def add_setting(self, name, value, is_valid, requirement, *, per_class=False):
+        """Declares a constructor argument that is a number or a schedule, see `Setting`.
+
+        Returns:
+            The value as it is kept, to be an attribute of the rule.
+        """
+        self._settings[name] = Setting(value, name, is_valid, requirement, per_class=per_class)
+        return self._settings[name].value
+
+    def setting(self, name, dtype, labels=None):
+        """The value now in force: a scalar, or (batch,) where there is one number per class."""
+        setting = self._settings[name]
+        value = setting(dtype)
+        if setting.num_values is None:
+            return value
+        if labels is None:
+            raise ValueError(
+                f"{type(self).__name__} with one {name} per class needs `labels`. "
+                "Received: labels=None"
+            )
+        return ops.take(value, labels, axis=0)
 
     def attach(self, num_classes, step):
         """Called by the head: its number of classes, and `step()`, its count of training calls."""
+        for name, setting in self._settings.items():
+            if setting.num_values not in (None, num_classes):
+                raise ValueError(
+                    f"A `{name}` per class must have one number for each of the num_classes="
+                    f"{num_classes} classes. Received: len({name})={setting.num_values}"
+                )
+            setting.follow(step)
 
     def compute_output_shape(self, target_cosines_shape):
         return target_cosines_shape
 
-
-class _AdditiveRule(MarginRule):
-    """A rule with one `margin`: a number, a schedule, or one number per class."""
-
-    largest = math.inf
-
-    def __init__(self, margin, **kwargs):
-        super().__init__(**kwargs)
-        requirement = "finite and at least 0"
-        if self.largest < math.inf:
-            requirement = f"from 0 to {self.largest} radians"
-        self._margin = Setting(
-            margin,
-            "margin",
-            lambda m: (m >= 0.0) & (m <= self.largest) & (m < math.inf),
-            requirement,
-            per_class=True,
-        )
-        self.margin = self._margin.value
-
-    def attach(self, num_classes, step):
-        if self._margin.num_values not in (None, num_classes):
-            raise ValueError(
-                "A `margin` per class must have one number for each of the num_classes="
-                f"{num_classes} classes. Received: len(margin)={self._margin.num_values}"
-            )
-        self._margin.follow(step)
-
-    def margins(self, target_cosines, labels):
-        """The margin of each row: a scalar, or (batch,) where there is one margin per class."""
-        margin = self._margin(target_cosines.dtype)
-        if self._margin.num_values is None:
-            return margin
-        if labels is None:
-            raise ValueError(f"{type(self).__name__} with one margin per class needs `labels`.")
-        return ops.take(margin, labels, axis=0)
-
     def get_config(self):
-        return {**super().get_config(), "margin": self._margin.config()}
+        own = {name: setting.config() for name, setting in self._settings.items()}
+        return {**super().get_config(), **own}
 
     @classmethod
     def from_config(cls, config):
-        return cls(**{**config, "margin": revived(config["margin"])})
+        return cls(**{name: revived(value) for name, value in config.items()})
 
 
 @keras.saving.register_keras_serializable(package="keras_margin")
-class CosineMargin(_AdditiveRule):
+class CosineMargin(MarginRule):
     """cos(theta) - margin: the same distance in cosine at every angle.
 
     Args:
@@ -123,12 +127,17 @@ class CosineMargin(_AdditiveRule):
         arXiv:1801.05599, eq. 6.
     """
 
+    def __init__(self, margin, **kwargs):
+        super().__init__(**kwargs)
+        self.margin = self.add_setting("margin", margin, *NOT_NEGATIVE, per_class=True)
+
     def call(self, target_cosines, norms=None, labels=None, training=None):
-        return cosine_margin(target_cosines, self.margins(target_cosines, labels))
+        margin = self.setting("margin", target_cosines.dtype, labels)
+        return cosine_margin(target_cosines, margin)
 
 
 @keras.saving.register_keras_serializable(package="keras_margin")
-class AngularMargin(_AdditiveRule):
+class AngularMargin(MarginRule):
     """cos(theta + margin): the same distance on the sphere at every angle.
 
     Beyond theta + margin = pi it is cos(theta) - margin sin(margin), see `angular_margin`.
@@ -150,7 +159,10 @@ class AngularMargin(_AdditiveRule):
         arXiv:1801.07698, eq. 3.
     """
 
-    largest = LARGEST_ANGULAR_MARGIN
+    def __init__(self, margin, **kwargs):
+        super().__init__(**kwargs)
+        self.margin = self.add_setting("margin", margin, *ANGLE_WITH_FALLBACK, per_class=True)
 
     def call(self, target_cosines, norms=None, labels=None, training=None):
-        return angular_margin(target_cosines, self.margins(target_cosines, labels))
+        margin = self.setting("margin", target_cosines.dtype, labels)
+        return angular_margin(target_cosines, margin)

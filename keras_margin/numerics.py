@@ -4,6 +4,8 @@ The maths of a head runs in float32, or in float64 under that policy, whatever t
 policy: near cosine 1 the smallest angle that float16 can tell from 0 is 1.8 degrees, bfloat16 5.
 """
 
+import math
+
 import keras
 import numpy as np
 from keras import ops
@@ -143,6 +145,49 @@ def add_angle(cosines, angle):
     """
     angle = ops.convert_to_tensor(angle, dtype=cosines.dtype)
     return cosines * ops.cos(angle) - sine_of(cosines) * ops.sin(angle)
+
+
+def unwound_cosine(cosines, multiplier, offset):
+    """cos(phi) continued beyond pi so that it keeps falling, phi = multiplier * theta + offset.
+
+        psi(phi) = (-1)^k cos(phi) - 2k,  k = floor(phi / pi)
+
+    d psi / d cos = (-1)^k multiplier sin(phi) / sin(theta). Where the angle cannot be told from 0
+    or pi, sin(multiplier theta) / sin(theta) is taken at its limit `multiplier`, and what would be
+    infinite (an offset at theta = 0, a multiplier that is not whole at pi) is bounded by
+    `smallest_sine`.
+
+    Args:
+        cosines: float32 or float64 tensor, cos(theta).
+        multiplier, offset: tensors of cosines' dtype that broadcast with it; no gradient flows.
+
+    Returns:
+        Tensor of cosines' dtype.
+    """
+    dtype = keras.backend.standardize_dtype(cosines.dtype)
+    multiplier, offset = ops.stop_gradient(multiplier), ops.stop_gradient(offset)
+
+    @custom_gradient
+    def unwound(cosines):
+        # Angles are taken from the nearer end, 0 or pi, where arccos is exact.
+        near_zero = cosines >= 0.0
+        direction = 2.0 * ops.cast(near_zero, dtype) - 1.0
+        angle = multiplier * ops.arccos(ops.clip(ops.abs(cosines), 0.0, 1.0))
+        end = ops.where(near_zero, offset, multiplier * math.pi + offset)
+        turns = ops.floor((end + direction * angle) / math.pi)
+        sign = 1.0 - 2.0 * (turns - 2.0 * ops.floor(turns / 2.0))  # (-1)^k
+        cosine = ops.cos(end) * ops.cos(angle) - direction * ops.sin(end) * ops.sin(angle)
+
+        def gradient(upstream):
+            sines = ops.sqrt(ops.maximum((1.0 - cosines) * (1.0 + cosines), 0.0))
+            bounded = ops.maximum(sines, smallest_sine(dtype))
+            ratio = ops.where(sines == bounded, ops.sin(angle) / bounded, multiplier)
+            slope = ops.sin(end) * ops.cos(angle) / bounded + direction * ops.cos(end) * ratio
+            return upstream * sign * multiplier * slope
+
+        return sign * cosine - 2.0 * turns, gradient
+
+    return unwound(cosines)
 
 
 def angle_of(cosines):
