@@ -9,7 +9,7 @@ import math
 import keras
 from keras import ops
 
-from keras_margin.numerics import add_angle
+from keras_margin.numerics import add_angle, unwound_cosine
 from keras_margin.schedules import Setting, revived
 
 # Beyond it the fallback of `angular_margin` would jump upwards: cos(m) + m sin(m) = 1.
@@ -17,6 +17,8 @@ LARGEST_ANGULAR_MARGIN = 2.33
 
 # What a margin may be, and the same in words.
 NOT_NEGATIVE = (lambda m: (m >= 0.0) & (m < math.inf), "finite and at least 0")
+POSITIVE = (lambda m: (m > 0.0) & (m < math.inf), "finite and greater than 0")
+AT_LEAST_ONE = (lambda m: (m >= 1.0) & (m < math.inf), "finite and at least 1")
 ANGLE_WITH_FALLBACK = (
     lambda m: (m >= 0.0) & (m <= LARGEST_ANGULAR_MARGIN),
     f"from 0 to {LARGEST_ANGULAR_MARGIN} radians",
@@ -59,6 +61,11 @@ class MarginRule(keras.layers.Layer):
         # Cosines stay in the head's precision whatever the mixed-precision policy.
         super().__init__(autocast=False, **kwargs)
         self._settings = {}
+        self._step = lambda: 0
+
+    def step(self):
+        """The head's count of training calls so far; 0 without a head."""
+        return self._step()
 
     def add_setting(self, name, value, is_valid, requirement, *, per_class=False):
         """Declares a constructor argument that is a number or a schedule, see `Setting`.
@@ -84,6 +91,7 @@ class MarginRule(keras.layers.Layer):
 
     def attach(self, num_classes, step):
         """Called by the head: its number of classes, and `step()`, its count of training calls."""
+        self._step = step
         for name, setting in self._settings.items():
             if setting.num_values not in (None, num_classes):
                 raise ValueError(
@@ -166,3 +174,130 @@ class AngularMargin(MarginRule):
     def call(self, target_cosines, norms=None, labels=None, training=None):
         margin = self.setting("margin", target_cosines.dtype, labels)
         return angular_margin(target_cosines, margin)
+
+
+def multiplicative_margin(cosines, margin, annealing=0.0):
+    """(lambda cos(theta) + psi(theta)) / (1 + lambda), psi as in `unwound_cosine`.
+
+    SphereFace eq. 7 for psi(theta) = (-1)^k cos(margin theta) - 2k; the annealing is that of its
+    published code: lambda = `annealing` brings the rule back towards cos(theta).
+    """
+    psi = unwound_cosine(cosines, margin, ops.zeros_like(margin))
+    return (annealing * cosines + psi) / (1.0 + annealing)
+
+
+def combined_margin(cosines, multiplicative, angular, additive):
+    """psi(multiplicative theta + angular) - additive, psi as in `unwound_cosine`: ArcFace eq. 4."""
+    return unwound_cosine(cosines, multiplicative, angular) - additive
+
+
+@keras.saving.register_keras_serializable(package="keras_margin")
+class MultiplicativeMargin(MarginRule):
+    """psi(theta) = (-1)^k cos(margin theta) - 2k: the angle counts `margin` times.
+
+    k = floor(margin theta / pi) keeps psi falling on [0, pi]; without it the value would rise again
+    beyond pi / margin. A hard rule: training starts near cos(theta) and anneals towards psi,
+
+        (lambda cos(theta) + psi(theta)) / (1 + lambda)
+        lambda = max(lambda_min, lambda_base * (1 + lambda_gamma * it) ** -lambda_power)
+
+    with `it` the head's training calls, 1 in the first one; the count is saved with the model.
+
+    Args:
+        margin: how many times the angle counts, any real number from 1; the paper uses 4. A number
+            or a schedule of the head's training calls.
+        lambda_base, lambda_gamma, lambda_power, lambda_min: the annealing, each at least 0; the
+            defaults are those of SphereFace's published training. `lambda_base=0`: a constant
+            lambda_min.
+
+    Raises:
+        ValueError: a margin under 1, or a negative annealing argument.
+
+    Example:
+
+    >>> rule = MultiplicativeMargin(2.0, lambda_base=0.0, lambda_min=0.0)
+    >>> round(float(rule(keras.ops.array([0.5]))[0]), 4)  # theta = pi/3: cos(2 pi/3)
+    -0.5
+
+    Reference:
+        Liu et al., SphereFace: Deep Hypersphere Embedding for Face Recognition, 2017,
+        arXiv:1704.08063, eq. 7.
+    """
+
+    def __init__(
+        self,
+        margin,
+        *,
+        lambda_base=1000.0,
+        lambda_gamma=0.12,
+        lambda_power=1.0,
+        lambda_min=5.0,
+        **kwargs,
+    ):
+        super().__init__(**kwargs)
+        self.margin = self.add_setting("margin", margin, *AT_LEAST_ONE)
+        annealing = {
+            "lambda_base": lambda_base,
+            "lambda_gamma": lambda_gamma,
+            "lambda_power": lambda_power,
+            "lambda_min": lambda_min,
+        }
+        for name, value in annealing.items():
+            setattr(self, name, self.add_setting(name, value, *NOT_NEGATIVE))
+
+    def annealing(self, dtype):
+        """lambda of the training call that comes next, or is now under way."""
+        base, gamma, power, smallest = (
+            self.setting(f"lambda_{name}", dtype) for name in ("base", "gamma", "power", "min")
+        )
+        it = ops.cast(self.step() + 1, dtype)
+        return ops.maximum(smallest, base * (1.0 + gamma * it) ** -power)
+
+    def call(self, target_cosines, norms=None, labels=None, training=None):
+        dtype = target_cosines.dtype
+        margin = self.setting("margin", dtype)
+        return multiplicative_margin(target_cosines, margin, self.annealing(dtype))
+
+
+@keras.saving.register_keras_serializable(package="keras_margin")
+class CombinedMargin(MarginRule):
+    """cos(m1 theta + m2) - m3: all three margins at once.
+
+    Beyond phi = m1 theta + m2 = pi it goes on falling as (-1)^k cos(phi) - 2k - m3, k = floor(phi /
+    pi); with m2 alone it is `AngularMargin`, with its fallback.
+
+    Args:
+        multiplicative: m1, greater than 0. (1.0, 0.3, 0.2) and (0.9, 0.4, 0.15) are the paper's.
+        angular: m2, radians, at least 0; at most 2.33 where it is alone.
+        additive: m3, at least 0. Each is a number or a schedule of the head's training calls.
+
+    Raises:
+        ValueError: a margin outside its range.
+
+    Example:
+
+    >>> rule = CombinedMargin(1.0, 0.3, 0.2)
+    >>> round(float(rule(keras.ops.array([0.5]))[0]), 4)  # cos(pi/3 + 0.3) - 0.2
+    0.0217
+
+    Reference:
+        Deng et al., ArcFace: Additive Angular Margin Loss for Deep Face Recognition, 2019,
+        arXiv:1801.07698, eq. 4.
+    """
+
+    def __init__(self, multiplicative=1.0, angular=0.0, additive=0.0, **kwargs):
+        super().__init__(**kwargs)
+        self.multiplicative = self.add_setting("multiplicative", multiplicative, *POSITIVE)
+        self.additive = self.add_setting("additive", additive, *NOT_NEGATIVE)
+        self.only_angular = self.multiplicative == 1.0 and self.additive == 0.0
+        angle = ANGLE_WITH_FALLBACK if self.only_angular else NOT_NEGATIVE
+        self.angular = self.add_setting("angular", angular, *angle)
+
+    def call(self, target_cosines, norms=None, labels=None, training=None):
+        dtype = target_cosines.dtype
+        angular = self.setting("angular", dtype)
+        if self.only_angular:
+            return angular_margin(target_cosines, angular)
+        multiplicative = self.setting("multiplicative", dtype)
+        additive = self.setting("additive", dtype)
+        return combined_margin(target_cosines, multiplicative, angular, additive)
