@@ -2,6 +2,7 @@
 
 import json
 import math
+import shlex
 import tempfile
 
 import keras
@@ -74,6 +75,8 @@ def write_all(folder, model, data, results):
         model.encoder.save(path)
     model.export(folder / "saved_model" / "1")  # TensorFlow Serving wants a version number
     _write_json(folder / "identities.json", dict(enumerate(data.train_names)))
+    request = {"instances": [{"image": data.test_images[0].tolist()}]}
+    _write_json(folder / "request.json", request, indent=None)
     _write_pictures(folder, model, data, results)
     metrics = {name: _without_nan(result["metrics"]) for name, result in results.items()}
     _write_json(folder / "metrics.json", metrics)
@@ -84,9 +87,9 @@ def _without_nan(metrics):
     return {name: None if math.isnan(value) else value for name, value in metrics.items()}
 
 
-def _write_json(path, content):
+def _write_json(path, content, indent=2):
     with written_whole(path) as temporary:
-        temporary.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", "utf-8")
+        temporary.write_text(json.dumps(content, indent=indent, ensure_ascii=False) + "\n", "utf-8")
 
 
 def _write_pictures(folder, model, data, results):
@@ -120,22 +123,23 @@ def _save(figure, path):
     plt.close(figure)
 
 
-def print_usage(folder):
+def print_usage(folder, image_shape):
     """The exact lines that load and serve what was written."""
-    files = sorted(str(path.relative_to(folder)) for path in folder.iterdir())
-    absolute = folder.resolve() / "saved_model"
-    url = "localhost:8501/v1/models/encoder:predict"
+    files = ", ".join(sorted(path.name for path in folder.iterdir()))
+    folder = folder.resolve()
     print(f"""
-Written to {folder}: {", ".join(files)}
+Written to {folder}: {files}
 
 Load it, without keras_margin:
 
-    import keras
+    import keras, numpy
     encoder = keras.models.load_model({str(folder / "encoder.keras")!r})
-    embeddings = encoder.predict(images)  # pixels 0 to 255, (n, height, width, channels)
+    embeddings = encoder.predict(numpy.zeros({(1, *image_shape)}))  # pixels 0 to 255
 
-Serve it:
+Serve it, and ask it about the image in request.json:
 
-    docker run -p 8501:8501 -v {absolute}:/models/encoder -e MODEL_NAME=encoder tensorflow/serving
-    curl -d '{{"instances": [{{"image": [[[0], ...], ...]}}]}}' {url}
+    docker run -p 8501:8501 -e MODEL_NAME=encoder \\
+        -v {shlex.quote(str(folder / "saved_model"))}:/models/encoder tensorflow/serving
+    curl -d @{shlex.quote(str(folder / "request.json"))} \\
+        localhost:8501/v1/models/encoder:predict
 """)

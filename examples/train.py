@@ -155,7 +155,7 @@ def main(arguments=None):
     results = judge(model, data)
     print_table(results, data)
     write_all(options.out, model, data, results)
-    print_usage(options.out)
+    print_usage(options.out, data.test_images.shape[1:])
 
 
 if __name__ == "__main__":
