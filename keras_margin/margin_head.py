@@ -1,14 +1,17 @@
 """MarginHead: cosine similarity x margin rule x scale policy. The named heads are in `heads.py`."""
 
+import warnings
+
 import keras
 from keras import ops
 
 from keras_margin.backend import read
-from keras_margin.checks import checked_count
-from keras_margin.distribution import global_sum
+from keras_margin.checks import checked_count, checked_number
+from keras_margin.distribution import global_sum, num_replicas
+from keras_margin.guidance import warn_of_settings
 from keras_margin.labels import class_ids
 from keras_margin.margins import MarginRule
-from keras_margin.nontarget import class_statistics
+from keras_margin.nontarget import class_statistics, harden
 from keras_margin.numerics import computation_dtype, l2_norm, l2_normalize
 from keras_margin.scales import as_scale_policy
 from keras_margin.schedules import revived
@@ -48,6 +51,10 @@ class MarginHead(keras.layers.Layer):
             training calls, or a policy of `keras_margin.scales`. 64 is the ArcFace paper's.
         num_subcenters: centres per class; a class counts with its best one (Sub-center ArcFace).
         ignore_class: rows with this label have loss 0, gradient 0, and no part in any statistic.
+        focal_gamma: gamma of the focal factor (1 - p)^gamma on the loss, p the target's
+            probability, differentiated in full (Lin et al., 2017, arXiv:1708.02002, eq. 4).
+        label_smoothing: epsilon; the target keeps 1 - epsilon + epsilon / num_classes of the mass,
+            on the logits with their margin. Both act in `loss`, in training only.
         centers_initializer: default: uniform directions of about unit length.
         centers_regularizer: a Keras regularizer on the raw centres; None, since only their
             directions count.
@@ -77,6 +84,9 @@ class MarginHead(keras.layers.Layer):
     (4, 10)
     """
 
+    # False in the heads that came before the cosine: vectors are compared as they are.
+    normalize_embeddings = normalize_centers = True
+
     def __init__(
         self,
         num_classes,
@@ -85,6 +95,8 @@ class MarginHead(keras.layers.Layer):
         *,
         num_subcenters=1,
         ignore_class=None,
+        focal_gamma=0.0,
+        label_smoothing=0.0,
         centers_initializer=None,
         centers_regularizer=None,
         seed=None,
@@ -95,6 +107,8 @@ class MarginHead(keras.layers.Layer):
         self.num_classes = checked_count("num_classes", num_classes, smallest=2)
         self.num_subcenters = checked_count("num_subcenters", num_subcenters, smallest=1)
         self.ignore_class = ignore_class
+        self.focal_gamma = checked_number("focal_gamma", focal_gamma, 0.0)
+        self.label_smoothing = checked_number("label_smoothing", label_smoothing, 0.0, below=1.0)
         self.seed = seed
         if centers_initializer is None:
             centers_initializer = default_centers_initializer(seed)
@@ -105,8 +119,9 @@ class MarginHead(keras.layers.Layer):
         self.margin_rule = _checked_rule(margin)
         self.scale_policy = as_scale_policy(scale)
         self.maths_dtype = computation_dtype(self.compute_dtype)
+        self._warned = False
         if self.margin_rule is not None:
-            self.margin_rule.attach(self.num_classes, self._calls_so_far)
+            self.margin_rule.attach(self.num_classes, self._calls_so_far, self.maths_dtype)
         self.scale_policy.attach(self.num_classes, self._calls_so_far, self.maths_dtype)
 
     def build(self, embeddings_shape, labels_shape=None):
@@ -133,29 +148,35 @@ class MarginHead(keras.layers.Layer):
             autocast=False,
             aggregation="only_first_replica",
         )
-        if not self.scale_policy.built:
-            self.scale_policy.build(None)
+        for part in (self.margin_rule, self.scale_policy):
+            if part is not None and not part.built:
+                part.build((None,))
+        warn_of_settings(self)
 
     # The three ways to ask.
 
     def call(self, embeddings, labels=None, training=None):
         embeddings = ops.cast(embeddings, self.maths_dtype)
         if labels is None or training is False:
-            unit, norms = l2_normalize(embeddings), l2_norm(embeddings)
-            return self._cosines(unit) * _column(self.scale_policy.scale_of(norms))
+            norms = l2_norm(embeddings)
+            cosines = self._cosines(self._directions(embeddings))
+            return cosines * _column(self.scale_policy.scale_of(norms))
 
+        self._warn_of_loss_options()
         found, usable, embeddings = self._usable_rows(embeddings, labels)
-        unit, norms = l2_normalize(embeddings), l2_norm(embeddings)
-        self._update_state(unit, found.ids, usable)
-        scale = self.scale_policy.scale_of(norms)
-        cosines = self._cosines(unit)  # (batch, num_classes)
+        directions, norms = self._directions(embeddings), l2_norm(embeddings)
+        self._update_state(directions, norms, found.ids, usable)
+        cosines = self._cosines(directions)  # (batch, num_classes)
         ids = ops.expand_dims(found.ids, 1)
         target = ops.squeeze(ops.take_along_axis(cosines, ids, axis=1), 1)
         margined = self._with_margin(target, norms, found.ids)
+        others, _ = harden(cosines, self._curriculum(directions, found.ids))
         is_target = ids == ops.arange(self.num_classes, dtype=ids.dtype)
+        logits = ops.where(is_target, ops.expand_dims(margined, 1), others)
         # An ignored row keeps its plain logits: Keras' loss leaves it out.
-        is_target = ops.logical_and(is_target, ops.expand_dims(found.counted, 1))
-        logits = ops.where(is_target, ops.expand_dims(margined, 1), cosines) * _column(scale)
+        logits = ops.where(ops.expand_dims(found.counted, 1), logits, cosines)
+        logits = logits * _column(self.scale_policy.scale_of(norms))
+        self._add_penalty(norms, usable)
         self._count_call(usable)
         return ops.where(ops.expand_dims(usable | ~found.counted, 1), logits, float("nan"))
 
@@ -185,25 +206,33 @@ class MarginHead(keras.layers.Layer):
         training = training is not False
         embeddings = ops.cast(embeddings, self.maths_dtype)
         found, usable, embeddings = self._usable_rows(embeddings, labels)
-        unit, norms = l2_normalize(embeddings), l2_norm(embeddings)
+        directions, norms = self._directions(embeddings), l2_norm(embeddings)
         if training and update_state:
-            self._update_state(unit, found.ids, usable)
+            self._update_state(directions, norms, found.ids, usable)
 
         scale = self.scale_policy.scale_of(norms)
-        target, log_b, hardest = class_statistics(
-            unit,
+        statistics = class_statistics(
+            directions,
             read(self.centers),
             found.ids,
             scale,
-            num_subcenters=self.num_subcenters,
+            curriculum=self._curriculum(directions, found.ids) if training else None,
+            **self._form,
         )
-        margined = self._with_margin(target, norms, found.ids) if training else target
-        loss = ops.softplus(log_b - scale * margined)
+        if training:
+            target_logit = scale * self._with_margin(statistics.target, norms, found.ids)
+            loss = self._training_loss(target_logit, statistics.log_b, scale * statistics.total)
+            penalty = self._penalty(norms)
+            loss = loss if penalty is None else loss + penalty
+        else:
+            loss = ops.softplus(statistics.log_b - scale * statistics.target)
         if training and update_state:
             self._count_call(usable)
+
         nan = float("nan")
         loss = ops.where(usable, loss, ops.where(found.counted, nan, ops.zeros_like(loss)))
-        return loss, ops.where(usable, target, nan), ops.where(usable, hardest, nan)
+        target = ops.where(usable, statistics.target, nan)
+        return loss, target, ops.where(usable, statistics.hardest, nan)
 
     @property
     def current_scale(self):
@@ -223,10 +252,24 @@ class MarginHead(keras.layers.Layer):
         embeddings = ops.where(ops.expand_dims(finite, 1), embeddings, 0.0)
         return found, found.counted & found.valid & finite, embeddings
 
-    def _cosines(self, unit):
+    def _directions(self, embeddings):
+        """What is compared with the centres: unit vectors, so that the products are cosines."""
+        return l2_normalize(embeddings) if self.normalize_embeddings else embeddings
+
+    @property
+    def _form(self):
+        """How the centres are compared, the same in every pass over them."""
+        return {
+            "num_subcenters": self.num_subcenters,
+            "normalize_centers": self.normalize_centers,
+        }
+
+    def _cosines(self, directions):
         """(batch, num_classes): with sub-centres each class' best."""
-        centers = l2_normalize(read(self.centers))
-        cosines = ops.matmul(unit, ops.transpose(centers))
+        centers = read(self.centers)
+        if self.normalize_centers:
+            centers = l2_normalize(centers)
+        cosines = ops.matmul(directions, ops.transpose(centers))
         if self.num_subcenters > 1:
             cosines = ops.reshape(cosines, (-1, self.num_classes, self.num_subcenters))
             cosines = ops.max(cosines, axis=2, initial=-float("inf"))
@@ -237,17 +280,61 @@ class MarginHead(keras.layers.Layer):
             return target
         return self.margin_rule(target, norms=norms, labels=ids, training=True)
 
-    def _update_state(self, unit, ids, usable):
-        if not self.scale_policy.needs_statistics:
+    def _training_loss(self, target_logit, log_b, total_logit):
+        """Cross-entropy from the three numbers that the pass over the classes gives, (batch,)."""
+        loss = ops.softplus(log_b - target_logit)
+        if self.label_smoothing:
+            # lse - (1 - e) z_y - e mean(z) = (lse - z_y) + e (z_y - mean(z))
+            mean = (target_logit + total_logit) / self.num_classes
+            loss = loss + self.label_smoothing * (target_logit - mean)
+        if self.focal_gamma:
+            # 1 - p = sigmoid(log B - z_y), as a power without overflow.
+            loss = loss * ops.exp(-self.focal_gamma * ops.softplus(target_logit - log_b))
+        return loss
+
+    # What a head may add, besides a rule and a policy.
+
+    def _curriculum(self, directions, ids):
+        """A `Curriculum` for the other classes in training, or None."""
+        return None
+
+    def _penalty(self, norms):
+        """A term of the loss in training from the embeddings' norms, (batch,), or None."""
+        return None
+
+    def _update_state(self, directions, norms, ids, usable):
+        """Moves scale and margin in a training call, before they are used."""
+        if self.scale_policy.needs_statistics:
+            statistics = class_statistics(
+                ops.stop_gradient(directions),
+                ops.stop_gradient(read(self.centers)),
+                ids,
+                self.scale_policy.current(),
+                **self._form,
+            )
+            self.scale_policy.update_state(statistics.log_b, statistics.target, usable)
+        if self.margin_rule is not None:
+            self.margin_rule.update_state(ops.stop_gradient(norms), usable)
+
+    def _add_penalty(self, norms, usable):
+        """`_penalty` in a functional model: its mean over the global batch."""
+        penalty = self._penalty(norms)
+        if penalty is None:
             return
-        target, log_b, _ = class_statistics(
-            ops.stop_gradient(unit),
-            ops.stop_gradient(read(self.centers)),
-            ids,
-            self.scale_policy.current(),
-            num_subcenters=self.num_subcenters,
-        )
-        self.scale_policy.update_state(log_b, target, usable)
+        total = ops.sum(ops.where(usable, penalty, 0.0))
+        number = global_sum(ops.sum(ops.cast(usable, penalty.dtype)))
+        # Keras divides what a layer adds by the number of replicas.
+        self.add_loss(total * num_replicas() / ops.maximum(number, 1.0))
+
+    def _warn_of_loss_options(self):
+        if (self.focal_gamma or self.label_smoothing) and not self._warned:
+            self._warned = True
+            warnings.warn(
+                "Only `head.loss`, as in EmbeddingModel, applies `focal_gamma` and "
+                "`label_smoothing`; the logits of a functional model do not have them. Received: "
+                f"focal_gamma={self.focal_gamma}, label_smoothing={self.label_smoothing}",
+                stacklevel=2,
+            )
 
     def _calls_so_far(self):
         return read(self.steps) if self.built else 0
@@ -275,6 +362,8 @@ class MarginHead(keras.layers.Layer):
             "scale": _stored(self.scale),
             "num_subcenters": self.num_subcenters,
             "ignore_class": self.ignore_class,
+            "focal_gamma": self.focal_gamma,
+            "label_smoothing": self.label_smoothing,
             "centers_initializer": keras.initializers.serialize(self.centers_initializer),
             "centers_regularizer": keras.regularizers.serialize(self.centers_regularizer),
             "seed": self.seed,

@@ -4,21 +4,15 @@ A rule touches vectors of length batch only, never a (batch, num_classes) tensor
 one, subclass `MarginRule` and give it `call`; any head then takes it as `margin=`.
 """
 
-import math
-
 import keras
 from keras import ops
 
-from keras_margin.numerics import add_angle, unwound_cosine
-from keras_margin.schedules import Setting, revived
+from keras_margin.numerics import add_angle, computation_dtype, unwound_cosine
+from keras_margin.schedules import AT_LEAST_ONE, NOT_NEGATIVE, POSITIVE, Setting, revived
 
 # Beyond it the fallback of `angular_margin` would jump upwards: cos(m) + m sin(m) = 1.
 LARGEST_ANGULAR_MARGIN = 2.33
 
-# What a margin may be, and the same in words.
-NOT_NEGATIVE = (lambda m: (m >= 0.0) & (m < math.inf), "finite and at least 0")
-POSITIVE = (lambda m: (m > 0.0) & (m < math.inf), "finite and greater than 0")
-AT_LEAST_ONE = (lambda m: (m >= 1.0) & (m < math.inf), "finite and at least 1")
 ANGLE_WITH_FALLBACK = (
     lambda m: (m >= 0.0) & (m <= LARGEST_ANGULAR_MARGIN),
     f"from 0 to {LARGEST_ANGULAR_MARGIN} radians",
@@ -60,6 +54,7 @@ class MarginRule(keras.layers.Layer):
     def __init__(self, **kwargs):
         # Cosines stay in the head's precision whatever the mixed-precision policy.
         super().__init__(autocast=False, **kwargs)
+        self.maths_dtype = computation_dtype(self.compute_dtype)
         self._settings = {}
         self._step = lambda: 0
 
@@ -89,9 +84,16 @@ class MarginRule(keras.layers.Layer):
             )
         return ops.take(value, labels, axis=0)
 
-    def attach(self, num_classes, step):
-        """Called by the head: its number of classes, and `step()`, its count of training calls."""
+    def attach(self, num_classes, step, dtype):
+        """Called by the head.
+
+        Args:
+            num_classes: the head's.
+            step: a callable, the head's count of training calls so far.
+            dtype: of the head's maths, "float32" or "float64".
+        """
         self._step = step
+        self.maths_dtype = dtype
         for name, setting in self._settings.items():
             if setting.num_values not in (None, num_classes):
                 raise ValueError(
@@ -99,6 +101,17 @@ class MarginRule(keras.layers.Layer):
                     f"{num_classes} classes. Received: len({name})={setting.num_values}"
                 )
             setting.follow(step)
+
+    def update_state(self, norms, counted):
+        """Moves what the rule keeps, in a training call, before the margin is applied.
+
+        Args:
+            norms: (batch,), the embeddings' lengths before normalisation.
+            counted: bool (batch,), the rows that take part.
+        """
+
+    def get_build_config(self):
+        return None  # the head builds it, after `attach`
 
     def compute_output_shape(self, target_cosines_shape):
         return target_cosines_shape

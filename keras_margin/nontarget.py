@@ -8,6 +8,8 @@ Autodiff would hold several (batch, num_classes) tensors; the custom gradient ne
 only. The centres are never copied normalised: 1 / |w| is kept per class.
 """
 
+from typing import NamedTuple
+
 from keras import ops
 
 from keras_margin.backend import custom_gradient, read
@@ -60,7 +62,7 @@ def nontarget_logsumexp(
             f"centers.shape={tuple(centers.shape)}, num_subcenters={num_subcenters}"
         )
     found = class_ids(labels, centers.shape[0] // num_subcenters, refuse=False)
-    _, log_b, hardest = class_statistics(
+    statistics = class_statistics(
         embeddings,
         centers,
         found.ids,
@@ -69,20 +71,48 @@ def nontarget_logsumexp(
         num_subcenters=num_subcenters,
     )
     nan = float("nan")
-    return ops.where(found.valid, log_b, nan), ops.where(found.valid, hardest, nan)
+    return (
+        ops.where(found.valid, statistics.log_b, nan),
+        ops.where(found.valid, statistics.hardest, nan),
+    )
+
+
+class ClassStatistics(NamedTuple):
+    """One entry a row of the batch, (batch,) each. Gradients flow through all but `hardest`."""
+
+    target: object  # the target's cosine
+    log_b: object  # log of the non-target mass
+    total: object  # the sum of the non-target cosines, as they enter the logits
+    hardest: object  # the largest non-target cosine
+
+
+class Curriculum(NamedTuple):
+    """CurricularFace's rule for the other classes: c becomes c (t + c) where c > threshold."""
+
+    thresholds: object  # (batch,)
+    t: object  # scalar
 
 
 def class_statistics(
-    embeddings, centers, labels, scale, *, normalize_centers=True, num_subcenters=1
+    embeddings,
+    centers,
+    labels,
+    scale,
+    *,
+    normalize_centers=True,
+    num_subcenters=1,
+    curriculum=None,
 ):
-    """`nontarget_logsumexp` and the target's cosine from the same pass.
+    """`nontarget_logsumexp`, and what else the same pass can say.
 
     Args:
         embeddings, centers: of one dtype.
         labels: int32 (batch,), each in range.
+        scale, normalize_centers, num_subcenters: as in `nontarget_logsumexp`.
+        curriculum: a `Curriculum` for the non-target cosines, or None.
 
     Returns:
-        target (batch,), log_b (batch,), hardest (batch,). Gradients flow through the first two.
+        `ClassStatistics`.
     """
     num_classes = centers.shape[0] // num_subcenters
     scale = ops.convert_to_tensor(scale, dtype=embeddings.dtype)
@@ -97,20 +127,20 @@ def class_statistics(
         rows = ops.matmul(embeddings, ops.transpose(centers)) * inverse  # (batch, rows)
         cosines, winners = _best_subcenters(rows, num_subcenters)  # (batch, num_classes)
         is_target = ops.expand_dims(labels, 1) == ops.arange(num_classes, dtype=labels.dtype)
+        others, slopes = harden(cosines, curriculum)
         target = ops.sum(ops.where(is_target, cosines, 0.0), axis=1)
+        total = ops.sum(ops.where(is_target, 0.0, others), axis=1)
         hardest = _max(ops.where(is_target, -float("inf"), cosines), axis=1)
-        logits = ops.where(is_target, -float("inf"), cosines * ops.expand_dims(scale, 1))
+        logits = ops.where(is_target, -float("inf"), others * ops.expand_dims(scale, 1))
         log_b = ops.logsumexp(logits, axis=1)
 
-        def gradient(of_target, of_log_b, _):
-            # d log_b / d (s cos_k) = exp(s cos_k - log_b), the share of class k in the mass.
+        def gradient(of_target, of_log_b, of_total, _):
+            # d log_b / d logit_k = exp(logit_k - log_b), the share of class k in the mass.
             shares = ops.exp(logits - ops.expand_dims(log_b, 1))  # 0 for the target
-            of_cosines = ops.where(
-                is_target,
-                ops.expand_dims(of_target, 1),
-                shares * ops.expand_dims(of_log_b * scale, 1),
-            )  # (batch, num_classes)
-            of_scale = of_log_b * ops.sum(shares * cosines, axis=1)
+            of_others = shares * ops.expand_dims(of_log_b * scale, 1)
+            of_others = (of_others + ops.expand_dims(of_total, 1)) * slopes
+            of_cosines = ops.where(is_target, ops.expand_dims(of_target, 1), of_others)
+            of_scale = of_log_b * ops.sum(shares * others, axis=1)
             of_rows = of_cosines if winners is None else _to_rows(of_cosines, winners)
             of_embeddings = ops.matmul(of_rows * inverse, centers)
             of_centers = ops.matmul(ops.transpose(of_rows), embeddings)
@@ -121,9 +151,39 @@ def class_statistics(
                 of_centers *= ops.expand_dims(inverse, 1)
             return of_embeddings, of_centers, of_scale
 
-        return (target, log_b, hardest), gradient
+        return (target, log_b, total, hardest), gradient
 
-    return statistics(embeddings, centers, scale)
+    return ClassStatistics(*statistics(embeddings, centers, scale))
+
+
+def harden(cosines, curriculum):
+    """The cosines of the other classes as they enter the logits, and d of them / d cosine.
+
+    Args:
+        cosines: (batch, num_classes).
+        curriculum: a `Curriculum`; None leaves them as they are.
+
+    Returns:
+        Two tensors (batch, num_classes); the second is the number 1.0 without a curriculum.
+    """
+    if curriculum is None:
+        return cosines, 1.0
+    is_hard = cosines > ops.expand_dims(curriculum.thresholds, 1)
+    hardened = ops.where(is_hard, cosines * (curriculum.t + cosines), cosines)
+    return hardened, ops.where(is_hard, curriculum.t + 2.0 * cosines, ops.ones_like(cosines))
+
+
+def target_cosines(embeddings, centers, labels, *, normalize_centers=True, num_subcenters=1):
+    """The target's cosine (batch,) alone, for statistics that must come before the pass.
+
+    No gradient flows.
+    """
+    rows = ops.expand_dims(labels * num_subcenters, 1) + ops.arange(num_subcenters, dtype="int32")
+    own = ops.stop_gradient(ops.take(centers, rows, axis=0))  # (batch, num_subcenters, dim)
+    cosines = ops.einsum("bd,bkd->bk", ops.stop_gradient(embeddings), own)
+    if normalize_centers:
+        cosines = cosines * inverse_norms(own)
+    return _max(cosines, axis=1)
 
 
 def _best_subcenters(rows, num_subcenters):

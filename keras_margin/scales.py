@@ -9,7 +9,7 @@ from keras_margin.backend import read
 from keras_margin.checks import checked_count
 from keras_margin.distribution import gather_rows
 from keras_margin.numerics import angle_of, computation_dtype, exact_constant
-from keras_margin.schedules import Setting, revived
+from keras_margin.schedules import POSITIVE, Setting, revived
 
 
 def fixed_adacos_scale(num_classes):
@@ -40,6 +40,40 @@ def fixed_adacos_scale(num_classes):
             f"fixed scale. Received: num_classes={num_classes}"
         )
     return math.sqrt(2.0) * math.log(num_classes - 1)
+
+
+def scale_lower_bound(num_classes, probability=0.9):
+    """The smallest scale at which the target's probability can reach `probability`.
+
+    At it a sample on its own centre reaches `probability` when the other centres are spread evenly,
+    (C - 1) / C log((C - 1) P / (1 - P)).
+
+    Args:
+        num_classes: C, at least 2.
+        probability: P, between 0 and 1.
+
+    Returns:
+        float.
+
+    Raises:
+        ValueError: an argument out of range.
+
+    Example:
+
+    >>> round(scale_lower_bound(1000, 0.9), 2)
+    9.09
+
+    Reference:
+        Wang et al., CosFace: Large Margin Cosine Loss for Deep Face Recognition, 2018,
+        arXiv:1801.09414, section 3, the lower bound of s.
+    """
+    num_classes = checked_count("num_classes", num_classes, smallest=2)
+    if not 0.0 < probability < 1.0:
+        raise ValueError(
+            f"`probability` must be between 0 and 1. Received: probability={probability!r}"
+        )
+    others = num_classes - 1
+    return others / num_classes * math.log(others * probability / (1.0 - probability))
 
 
 class ScalePolicy(keras.layers.Layer):
@@ -95,9 +129,7 @@ class FixedScale(ScalePolicy):
 
     def __init__(self, value, **kwargs):
         super().__init__(**kwargs)
-        self._setting = Setting(
-            value, "scale", lambda s: (s > 0.0) & (s < math.inf), "finite and greater than 0"
-        )
+        self._setting = Setting(value, "scale", *POSITIVE)
         self.value = self._setting.value
         self.moves = self._setting.is_schedule
 
@@ -114,6 +146,55 @@ class FixedScale(ScalePolicy):
     @classmethod
     def from_config(cls, config):
         return cls(**{**config, "value": revived(config["value"])})
+
+
+@keras.saving.register_keras_serializable(package="keras_margin")
+class LearnedScale(ScalePolicy):
+    """A trainable scale s = exp(a), so that it stays positive.
+
+    Args:
+        initial: s at the start, a positive number.
+
+    Raises:
+        ValueError: `initial` is not positive.
+
+    Reference:
+        Ranjan et al., L2-constrained Softmax Loss for Discriminative Face Verification, 2017,
+        arXiv:1703.09507, section 5, which finds that a learned scale grows too large where nothing
+        holds it back: give it a weight decay.
+    """
+
+    moves = True
+
+    def __init__(self, initial, **kwargs):
+        super().__init__(**kwargs)
+        self._setting = Setting(initial, "initial", *POSITIVE)
+        self.initial = self._setting.value
+
+    def build(self, input_shape=None):
+        self.log_scale = self.add_weight(
+            name="log_scale",
+            initializer=exact_constant(math.log(self.initial)),
+            dtype=self.scale_dtype,
+            autocast=False,
+        )
+
+    def current(self):
+        return ops.exp(read(self.log_scale))
+
+    def get_config(self):
+        return {**super().get_config(), "initial": self.initial}
+
+
+@keras.saving.register_keras_serializable(package="keras_margin")
+class EmbeddingNormScale(ScalePolicy):
+    """Each sample's own |x|: the logits are |x| cos(theta), as in SphereFace.
+
+    The gradient of the loss flows into |x|.
+    """
+
+    def scale_of(self, norms):
+        return norms
 
 
 @keras.saving.register_keras_serializable(package="keras_margin")

@@ -10,6 +10,12 @@ from keras import ops
 LearningRateSchedule = keras.optimizers.schedules.LearningRateSchedule
 
 
+# What a setting may be, and the same in words.
+NOT_NEGATIVE = (lambda v: (v >= 0.0) & (v < math.inf), "finite and at least 0")
+POSITIVE = (lambda v: (v > 0.0) & (v < math.inf), "finite and greater than 0")
+AT_LEAST_ONE = (lambda v: (v >= 1.0) & (v < math.inf), "finite and at least 1")
+
+
 class Setting:
     """A value that may follow the count of training calls.
 
