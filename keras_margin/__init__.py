@@ -1,7 +1,17 @@
 """Margin heads of deep face recognition and metric learning as Keras layers."""
 
 from keras_margin import datasets, margins, plots, retrieval, scales, verification
-from keras_margin.heads import AdaCos, AMSoftmax, ArcFace, CosFace, NormFace
+from keras_margin.adaptive_heads import AdaFace, CurricularFace, ElasticFace, MagFace
+from keras_margin.heads import (
+    AdaCos,
+    AMSoftmax,
+    ArcFace,
+    CosFace,
+    LSoftmax,
+    NormFace,
+    SoftmaxHead,
+    SphereFace,
+)
 from keras_margin.margin_head import MarginHead
 from keras_margin.model import EmbeddingModel
 from keras_margin.nontarget import nontarget_logsumexp
@@ -11,11 +21,18 @@ __version__ = "0.1.0"
 __all__ = [
     "AMSoftmax",
     "AdaCos",
+    "AdaFace",
     "ArcFace",
     "CosFace",
+    "CurricularFace",
+    "ElasticFace",
     "EmbeddingModel",
+    "LSoftmax",
+    "MagFace",
     "MarginHead",
     "NormFace",
+    "SoftmaxHead",
+    "SphereFace",
     "datasets",
     "margins",
     "nontarget_logsumexp",

@@ -17,16 +17,18 @@ def checked_count(name, value, smallest):
     return int(value)
 
 
-def checked_number(name, value, smallest, *, below=math.inf):
-    """`value` as a float in [smallest, below).
+def checked_number(name, value, smallest, *, at_most=math.inf, below=math.inf):
+    """`value` as a finite float, at least `smallest`, at most `at_most`, less than `below`.
 
     Raises:
         ValueError: it is none.
     """
-    if not _is_finite(value) or not smallest <= value < below:
-        most = f" and less than {below:g}" if below < math.inf else ""
+    if not _is_finite(value) or not smallest <= value <= at_most or value >= below:
+        bounds = [f"at least {smallest:g}"] if smallest > -math.inf else []
+        bounds += [f"at most {at_most:g}"] if at_most < math.inf else []
+        bounds += [f"less than {below:g}"] if below < math.inf else []
         raise ValueError(
-            f"`{name}` must be a finite number, at least {smallest:g}{most}. "
+            f"`{name}` must be a finite number{', '.join(['', *bounds])}. "
             f"Received: {name}={value!r}"
         )
     return float(value)

@@ -27,6 +27,18 @@ def gather_rows(tensor):
     return _replica_context().all_gather(ops.stop_gradient(tensor), axis=0)
 
 
+def global_row_indices(tensor):
+    """The place of each local row in the global batch, int32 (local_batch,)."""
+    rows = ops.shape(tensor)[0]
+    indices = ops.arange(rows, dtype="int32")
+    if num_replicas() == 1:
+        return indices
+    replica = _replica_context().replica_id_in_sync_group
+    is_before = ops.cast(ops.arange(num_replicas()) < replica, "int32")
+    shares = global_sum(ops.cast(ops.arange(num_replicas()) == replica, "int32") * rows)
+    return indices + ops.sum(is_before * shares)
+
+
 def global_sum(tensor):
     """The sum of `tensor` over all replicas. No gradient flows through the result."""
     tensor = ops.stop_gradient(tensor)

@@ -17,3 +17,21 @@ def warn_of_settings(head):
                 f"of at least {bound:.1f} (keras_margin.scales.scale_lower_bound).",
                 stacklevel=3,
             )
+    lower, weight = magface_lower_bound(head), getattr(head, "regularizer_weight", None)
+    if weight is not None and lower is not None and weight < lower:
+        warnings.warn(
+            f"With regularizer_weight={weight:g} MagFace's norms need not converge: its paper asks "
+            f"for at least {lower:.1f} at these ranges and this scale.",
+            stacklevel=3,
+        )
+
+
+def magface_lower_bound(head):
+    """s K u_a^2 l_a^2 / (u_a^2 - l_a^2), K = (u_m - l_m) / (u_a - l_a); the paper's condition."""
+    ranges = getattr(head, "norm_range", None), getattr(head, "margin_range", None)
+    scale = getattr(head.scale_policy, "value", None)
+    if None in ranges or not isinstance(scale, float):
+        return None
+    (low, high), (least, most) = ranges
+    slope = (most - least) / (high - low)
+    return scale * slope * high**2 * low**2 / (high**2 - low**2)

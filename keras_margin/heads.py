@@ -1,10 +1,14 @@
 """The named heads: presets of `MarginHead`, each a margin rule and a scale."""
 
 import keras
+from keras import ops
 
+from keras_margin.backend import read
+from keras_margin.checks import checked_count
 from keras_margin.margin_head import MarginHead
-from keras_margin.margins import AngularMargin, CosineMargin
-from keras_margin.scales import AdaCosScale
+from keras_margin.margins import AngularMargin, CosineMargin, MultiplicativeMargin
+from keras_margin.numerics import l2_norm
+from keras_margin.scales import AdaCosScale, EmbeddingNormScale
 
 
 @keras.saving.register_keras_serializable(package="keras_margin")
@@ -90,6 +94,127 @@ class ArcFace(MarginHead):
     def __init__(self, num_classes, margin=0.5, scale=64.0, **kwargs):
         super().__init__(num_classes, AngularMargin(margin), scale, **kwargs)
         self.margin = margin
+
+
+@keras.saving.register_keras_serializable(package="keras_margin")
+class SoftmaxHead(MarginHead):
+    """Plain w.x: no normalisation, no margin, no scale, no bias. The baseline of the papers.
+
+    Args:
+        num_classes: at least 2.
+        **kwargs: of `MarginHead`.
+    """
+
+    normalize_embeddings = normalize_centers = False
+
+    def __init__(self, num_classes, **kwargs):
+        super().__init__(num_classes, None, 1.0, **kwargs)
+
+    def get_config(self):
+        return _without(super().get_config(), "margin", "scale")
+
+
+@keras.saving.register_keras_serializable(package="keras_margin")
+class SphereFace(MarginHead):
+    """The angle counts `margin` times, on logits of length |x|: see `MultiplicativeMargin`.
+
+        logit_k = |x| cos(theta_k)          logit_y = |x| (lambda cos(theta_y) + psi) / (1 + lambda)
+
+    Giving labels means training: each such call moves the annealing on, unless `training=False` is
+    passed.
+
+    Args:
+        num_classes: at least 2.
+        margin: any real number from 1; the paper uses 4.
+        lambda_base, lambda_gamma, lambda_power, lambda_min: the annealing, see
+            `MultiplicativeMargin`; the defaults are those of the published training.
+        **kwargs: of `MarginHead`.
+
+    Reference:
+        Liu et al., SphereFace: Deep Hypersphere Embedding for Face Recognition, 2017,
+        arXiv:1704.08063, eq. 7.
+    """
+
+    def __init__(
+        self,
+        num_classes,
+        margin=4,
+        *,
+        lambda_base=1000.0,
+        lambda_gamma=0.12,
+        lambda_power=1.0,
+        lambda_min=5.0,
+        **kwargs,
+    ):
+        annealing = {
+            "lambda_base": lambda_base,
+            "lambda_gamma": lambda_gamma,
+            "lambda_power": lambda_power,
+            "lambda_min": lambda_min,
+        }
+        rule = MultiplicativeMargin(margin, **annealing)
+        super().__init__(num_classes, rule, EmbeddingNormScale(), **kwargs)
+        self.margin = margin
+        self._annealing = annealing
+
+    def get_config(self):
+        return {**_without(super().get_config(), "scale"), **self._annealing}
+
+
+@keras.saving.register_keras_serializable(package="keras_margin")
+class LSoftmax(SphereFace):
+    """SphereFace's rule before the centres were normalised: logits |w| |x| cos(theta).
+
+        logit_k = |w_k| |x| cos(theta_k)
+        logit_y = |w_y| |x| (lambda cos(theta_y) + psi) / (1 + lambda)
+
+    Giving labels means training: each such call moves the annealing on, unless `training=False` is
+    passed.
+
+    Args:
+        num_classes: at least 2.
+        margin: a whole number from 1; the paper uses 2 to 4.
+        lambda_base, lambda_gamma, lambda_power, lambda_min: the annealing, see
+            `MultiplicativeMargin`; the defaults are those of the published training on MNIST.
+        **kwargs: of `MarginHead`.
+
+    Raises:
+        ValueError: a margin that is not a whole number.
+
+    Reference:
+        Liu et al., Large-Margin Softmax Loss for Convolutional Neural Networks, 2016,
+        arXiv:1612.02295, eq. 4 to 6.
+    """
+
+    normalize_centers = False
+
+    def __init__(
+        self,
+        num_classes,
+        margin=4,
+        *,
+        lambda_base=1000.0,
+        lambda_gamma=2.5e-5,
+        lambda_power=35.0,
+        lambda_min=0.0,
+        **kwargs,
+    ):
+        super().__init__(
+            num_classes,
+            checked_count("margin", margin, smallest=1),
+            lambda_base=lambda_base,
+            lambda_gamma=lambda_gamma,
+            lambda_power=lambda_power,
+            lambda_min=lambda_min,
+            **kwargs,
+        )
+
+    def _with_margin(self, target, norms, ids):
+        # The product is |w_y| cos(theta): the margin acts on the cosine alone.
+        own = ops.take(read(self.centers), ids, axis=0)
+        lengths = l2_norm(own)
+        cosines = target / ops.where(lengths > 0.0, lengths, 1.0)
+        return lengths * super()._with_margin(cosines, norms, ids)
 
 
 @keras.saving.register_keras_serializable(package="keras_margin")
