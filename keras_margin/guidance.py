@@ -9,12 +9,13 @@ def warn_of_settings(head):
     """Called when a head is built."""
     policy = head.scale_policy
     if isinstance(policy, FixedScale) and isinstance(policy.value, float):
-        bound = scale_lower_bound(head.num_classes, 0.9)
+        bound = scale_lower_bound(head.num_classes, 0.5)
         if head.normalize_embeddings and policy.value < bound:
             warnings.warn(
-                f"With scale={policy.value:g} and {head.num_classes} classes no sample can reach a "
-                f"probability of 0.9, even on its own centre: the loss keeps pulling. Give a scale "
-                f"of at least {bound:.1f} (keras_margin.scales.scale_lower_bound).",
+                f"With scale={policy.value:g} and {head.num_classes} classes no sample reaches a "
+                "probability of 1/2, even on its own centre, so the loss never lets go. Give a "
+                f"scale well above {bound:.1f}, see keras_margin.scales.scale_lower_bound and "
+                "fixed_adacos_scale.",
                 stacklevel=3,
             )
     lower, weight = magface_lower_bound(head), getattr(head, "regularizer_weight", None)

@@ -84,16 +84,16 @@ class MarginRule(keras.layers.Layer):
             )
         return ops.take(value, labels, axis=0)
 
-    def attach(self, num_classes, step, dtype):
+    def attach(self, num_classes, step, dtype=None):
         """Called by the head.
 
         Args:
             num_classes: the head's.
             step: a callable, the head's count of training calls so far.
-            dtype: of the head's maths, "float32" or "float64".
+            dtype: of the head's maths, "float32" or "float64"; None: the rule's own.
         """
         self._step = step
-        self.maths_dtype = dtype
+        self.maths_dtype = dtype or self.maths_dtype
         for name, setting in self._settings.items():
             if setting.num_values not in (None, num_classes):
                 raise ValueError(

@@ -39,7 +39,7 @@ class EmbeddingModel(keras.Model):
 
     def __init__(self, backbone, head, **kwargs):
         super().__init__(**kwargs)
-        if not callable(getattr(head, "loss_and_cosines", None)):
+        if not isinstance(head, keras.Layer) or not hasattr(head, "loss_and_cosines"):
             raise TypeError(
                 "`head` must be a head of keras_margin, such as keras_margin.ArcFace(num_classes). "
                 f"Received: head={head!r}"
@@ -55,7 +55,10 @@ class EmbeddingModel(keras.Model):
         self._models = _PlainModels(self)
         graph = _graph(backbone)
         if graph is not None:
-            self(graph[0])  # builds the head
+            inputs, embeddings = graph
+            if not self.head.built:
+                self.head.build(_embeddings_shape(embeddings))
+            self(inputs)  # so that the model is built, and `summary` reads well
 
     def call(self, inputs, training=None):
         self._models.remember(inputs)
@@ -195,21 +198,28 @@ class EmbeddingModel(keras.Model):
             verbose: whether to print the signature.
         """
         encoder = self.encoder
-        inputs = encoder._inputs_struct if isinstance(encoder._inputs_struct, dict) else None
+        inputs = encoder.input
+        if isinstance(inputs, dict):
+            names = sorted(inputs)
+        elif isinstance(inputs, (list, tuple)) and len(inputs) > 1:
+            names = [part.name for part in inputs]
+        else:
+            names = ["image"]
+        parts = keras.tree.flatten(inputs)  # a dict's in the order of its sorted keys
+        signature = {
+            name: keras.InputSpec(shape=(None, *part.shape[1:]), dtype=part.dtype, name=name)
+            for name, part in zip(names, parts, strict=True)
+        }
+
+        def encode(named):
+            ordered = [named[name] for name in names]
+            return {
+                "embedding": encoder(keras.tree.pack_sequence_as(inputs, ordered), training=False)
+            }
+
         archive = keras.export.ExportArchive()
         archive.track(encoder)
-        if inputs is None:
-            archive.add_endpoint(
-                "serving_default",
-                lambda image: {"embedding": encoder(image, training=False)},
-                input_signature=[_any_batch(encoder.inputs[0], "image")],
-            )
-        else:
-            archive.add_endpoint(
-                "serving_default",
-                lambda parts: {"embedding": encoder(parts, training=False)},
-                input_signature=[{name: _any_batch(part, name) for name, part in inputs.items()}],
-            )
+        archive.add_endpoint("serving_default", encode, input_signature=[signature])
         with written_whole(path) as temporary:
             archive.write_out(temporary, verbose=verbose)
 
@@ -326,10 +336,6 @@ def _embeddings_shape(embeddings):
             f"Received: {type(embeddings).__name__}"
         )
     return (None, *shape[1:])
-
-
-def _any_batch(tensor, name):
-    return keras.InputSpec(shape=(None, *tensor.shape[1:]), dtype=tensor.dtype, name=name)
 
 
 def _as_list(callbacks):

@@ -42,7 +42,7 @@ def fixed_adacos_scale(num_classes):
     return math.sqrt(2.0) * math.log(num_classes - 1)
 
 
-def scale_lower_bound(num_classes, probability=0.9):
+def scale_lower_bound(num_classes, probability):
     """The smallest scale at which the target's probability can reach `probability`.
 
     At it a sample on its own centre reaches `probability` when the other centres are spread evenly,
