@@ -15,6 +15,8 @@ from keras_margin.heads import (
 from keras_margin.margin_head import MarginHead
 from keras_margin.model import EmbeddingModel
 from keras_margin.nontarget import nontarget_logsumexp
+from keras_margin.sphereface2 import SphereFace2
+from keras_margin.triplet import SemiHardTriplet
 
 __version__ = "0.1.0"
 
@@ -31,8 +33,10 @@ __all__ = [
     "MagFace",
     "MarginHead",
     "NormFace",
+    "SemiHardTriplet",
     "SoftmaxHead",
     "SphereFace",
+    "SphereFace2",
     "datasets",
     "margins",
     "nontarget_logsumexp",

@@ -5,11 +5,13 @@ import warnings
 import keras
 from keras import ops
 
+from keras_margin import subcenters
 from keras_margin.backend import read
 from keras_margin.checks import checked_count, checked_number
 from keras_margin.distribution import global_sum, num_replicas
 from keras_margin.guidance import warn_of_settings
 from keras_margin.labels import class_ids
+from keras_margin.losses import margin_loss
 from keras_margin.margins import MarginRule
 from keras_margin.nontarget import class_statistics, harden
 from keras_margin.numerics import computation_dtype, l2_norm, l2_normalize
@@ -221,7 +223,14 @@ class MarginHead(keras.layers.Layer):
         )
         if training:
             target_logit = scale * self._with_margin(statistics.target, norms, found.ids)
-            loss = self._training_loss(target_logit, statistics.log_b, scale * statistics.total)
+            loss = margin_loss(
+                target_logit,
+                statistics.log_b,
+                scale * statistics.total,
+                num_classes=self.num_classes,
+                label_smoothing=self.label_smoothing,
+                focal_gamma=self.focal_gamma,
+            )
             penalty = self._penalty(norms)
             loss = loss if penalty is None else loss + penalty
         else:
@@ -238,6 +247,12 @@ class MarginHead(keras.layers.Layer):
     def current_scale(self):
         """The scale now in force, a scalar tensor; None where it differs per sample."""
         return self.scale_policy.current()
+
+    # Sub-centres, for cleaning data: see `subcenters.py`.
+
+    dominant_subcenters = subcenters.dominant_subcenters
+    outliers = subcenters.outliers
+    collapsed = subcenters.collapsed
 
     # Their parts.
 
@@ -279,18 +294,6 @@ class MarginHead(keras.layers.Layer):
         if self.margin_rule is None:
             return target
         return self.margin_rule(target, norms=norms, labels=ids, training=True)
-
-    def _training_loss(self, target_logit, log_b, total_logit):
-        """Cross-entropy from the three numbers that the pass over the classes gives, (batch,)."""
-        loss = ops.softplus(log_b - target_logit)
-        if self.label_smoothing:
-            # lse - (1 - e) z_y - e mean(z) = (lse - z_y) + e (z_y - mean(z))
-            mean = (target_logit + total_logit) / self.num_classes
-            loss = loss + self.label_smoothing * (target_logit - mean)
-        if self.focal_gamma:
-            # 1 - p = sigmoid(log B - z_y), as a power without overflow.
-            loss = loss * ops.exp(-self.focal_gamma * ops.softplus(target_logit - log_b))
-        return loss
 
     # What a head may add, besides a rule and a policy.
 
