@@ -107,7 +107,8 @@ def _semi_hard(distances, negative):
         nearest = _argmax(ops.where(beyond, -fixed, -infinity))
         return ops.cast(ops.where(ops.any(beyond, axis=1), nearest, farthest), "int32")
 
-    chosen = ops.map(choose, ops.transpose(fixed))  # (positives, anchors)
+    # One more column, since a loop over nothing fails.
+    chosen = ops.map(choose, ops.pad(ops.transpose(fixed), [[0, 1], [0, 0]]))[:-1]
     return ops.take_along_axis(distances, ops.transpose(chosen), axis=1)
 
 
