@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import shutil
 import tempfile
 from pathlib import Path
 
@@ -30,9 +29,12 @@ def written_whole(path):
             old = Path(folder) / f"old-{path.name}"
             if path.exists():
                 os.rename(path, old)
-            os.rename(temporary, path)
-            if old.is_dir():
-                shutil.rmtree(old)
+            try:
+                os.rename(temporary, path)
+            except OSError:
+                if old.exists():
+                    os.rename(old, path)
+                raise
         else:
             os.replace(temporary, path)
 

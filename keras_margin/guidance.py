@@ -1,8 +1,11 @@
 """Warnings, once a head, of settings that their own papers say cannot work."""
 
 import warnings
+import weakref
 
 from keras_margin.scales import FixedScale, scale_lower_bound
+
+_warned_of_loss_options = weakref.WeakSet()
 
 
 def warn_of_settings(head):
@@ -23,6 +26,18 @@ def warn_of_settings(head):
         warnings.warn(
             f"With regularizer_weight={weight:g} MagFace's norms need not converge: its paper asks "
             f"for at least {lower:.1f} at these ranges and this scale.",
+            stacklevel=3,
+        )
+
+
+def warn_of_loss_options(head):
+    """Called when a head is asked for logits to train with."""
+    if (head.focal_gamma or head.label_smoothing) and head not in _warned_of_loss_options:
+        _warned_of_loss_options.add(head)
+        warnings.warn(
+            "Only `head.loss`, as in EmbeddingModel, applies `focal_gamma` and `label_smoothing`; "
+            "the logits of a functional model do not have them. Received: "
+            f"focal_gamma={head.focal_gamma}, label_smoothing={head.label_smoothing}",
             stacklevel=3,
         )
 

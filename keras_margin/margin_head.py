@@ -1,7 +1,5 @@
 """MarginHead: cosine similarity x margin rule x scale policy. The named heads are in `heads.py`."""
 
-import warnings
-
 import keras
 from keras import ops
 
@@ -9,7 +7,7 @@ from keras_margin import subcenters
 from keras_margin.backend import read
 from keras_margin.checks import checked_count, checked_number
 from keras_margin.distribution import global_sum, num_replicas
-from keras_margin.guidance import warn_of_settings
+from keras_margin.guidance import warn_of_loss_options, warn_of_settings
 from keras_margin.labels import class_ids
 from keras_margin.losses import margin_loss
 from keras_margin.margins import MarginRule
@@ -121,7 +119,6 @@ class MarginHead(keras.layers.Layer):
         self.margin_rule = _checked_rule(margin)
         self.scale_policy = as_scale_policy(scale)
         self.maths_dtype = computation_dtype(self.compute_dtype)
-        self._warned = False
         if self.margin_rule is not None:
             self.margin_rule.attach(self.num_classes, self._calls_so_far, self.maths_dtype)
         self.scale_policy.attach(self.num_classes, self._calls_so_far, self.maths_dtype)
@@ -164,7 +161,7 @@ class MarginHead(keras.layers.Layer):
             cosines = self._cosines(self._directions(embeddings))
             return cosines * _column(self.scale_policy.scale_of(norms))
 
-        self._warn_of_loss_options()
+        warn_of_loss_options(self)
         found, usable, embeddings = self._usable_rows(embeddings, labels)
         directions, norms = self._directions(embeddings), l2_norm(embeddings)
         self._update_state(directions, norms, found.ids, usable)
@@ -242,6 +239,10 @@ class MarginHead(keras.layers.Layer):
         loss = ops.where(usable, loss, ops.where(found.counted, nan, ops.zeros_like(loss)))
         target = ops.where(usable, statistics.target, nan)
         return loss, target, ops.where(usable, statistics.hardest, nan)
+
+    def counted(self, labels):
+        """bool (batch,): the rows whose label is not ignored. Raises as the call does."""
+        return class_ids(labels, self.num_classes, self.ignore_class).counted
 
     @property
     def current_scale(self):
@@ -328,16 +329,6 @@ class MarginHead(keras.layers.Layer):
         number = global_sum(ops.sum(ops.cast(usable, penalty.dtype)))
         # Keras divides what a layer adds by the number of replicas.
         self.add_loss(total * num_replicas() / ops.maximum(number, 1.0))
-
-    def _warn_of_loss_options(self):
-        if (self.focal_gamma or self.label_smoothing) and not self._warned:
-            self._warned = True
-            warnings.warn(
-                "Only `head.loss`, as in EmbeddingModel, applies `focal_gamma` and "
-                "`label_smoothing`; the logits of a functional model do not have them. Received: "
-                f"focal_gamma={self.focal_gamma}, label_smoothing={self.label_smoothing}",
-                stacklevel=2,
-            )
 
     def _calls_so_far(self):
         return read(self.steps) if self.built else 0

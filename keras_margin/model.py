@@ -6,7 +6,6 @@ from keras import ops
 
 from keras_margin.distribution import global_sum, num_replicas
 from keras_margin.files import written_whole
-from keras_margin.labels import class_ids
 
 
 @keras.saving.register_keras_serializable(package="keras_margin")
@@ -39,7 +38,7 @@ class EmbeddingModel(keras.Model):
 
     def __init__(self, backbone, head, **kwargs):
         super().__init__(**kwargs)
-        if not isinstance(head, keras.Layer) or not hasattr(head, "loss_and_cosines"):
+        if not isinstance(head, keras.Layer) or not hasattr(head, "counted"):
             raise TypeError(
                 "`head` must be a head of keras_margin, such as keras_margin.ArcFace(num_classes). "
                 f"Received: head={head!r}"
@@ -50,8 +49,10 @@ class EmbeddingModel(keras.Model):
         self.head = head
         # Named as Keras names its own: this one is exact with uneven shares of the replicas too.
         self.loss_metric = keras.metrics.Mean(name="loss")
-        self.accuracy_metric = keras.metrics.Mean(name="accuracy")
-        self.scale_metric = LastValue(name="scale") if head.scale_policy.moves else None
+        has_classes = head.num_classes is not None
+        self.accuracy_metric = keras.metrics.Mean(name="accuracy") if has_classes else None
+        moves = has_classes and head.scale_policy.moves
+        self.scale_metric = LastValue(name="scale") if moves else None
         self._models = _PlainModels(self)
         graph = _graph(backbone)
         if graph is not None:
@@ -106,9 +107,11 @@ class EmbeddingModel(keras.Model):
             raise ValueError(
                 "EmbeddingModel needs labels: call `fit(x, y)` or give (x, y) batches."
             )
-        loss, target, hardest = self.head.loss_and_cosines(y_pred, y, training=training)
-        counted = class_ids(y, self.head.num_classes, self.head.ignore_class).counted
-        counted = ops.cast(counted, loss.dtype)  # (batch,)
+        if self.accuracy_metric is None:
+            loss = self.head.loss(y_pred, y, training=training)
+        else:
+            loss, target, hardest = self.head.loss_and_cosines(y_pred, y, training=training)
+        counted = ops.cast(self.head.counted(y), loss.dtype)  # (batch,)
         if sample_weight is not None:
             loss = loss * ops.reshape(ops.cast(sample_weight, loss.dtype), (-1,))
         number = global_sum(ops.sum(counted))
@@ -119,7 +122,8 @@ class EmbeddingModel(keras.Model):
         total = total + extra / num_replicas()
 
         self.loss_metric.update_state(ops.stop_gradient(loss + extra), sample_weight=counted)
-        self.accuracy_metric.update_state(ops.cast(target > hardest, "float32"), counted)
+        if self.accuracy_metric is not None:
+            self.accuracy_metric.update_state(ops.cast(target > hardest, "float32"), counted)
         if self.scale_metric is not None:
             self.scale_metric.update_state(self.head.current_scale)
         return total
@@ -152,7 +156,7 @@ class EmbeddingModel(keras.Model):
 
     def _check_labels(self, y):
         if y is not None and hasattr(y, "__len__") and not isinstance(y, dict):
-            class_ids(np.asarray(y), self.head.num_classes, self.head.ignore_class)
+            self.head.counted(np.asarray(y))
 
     def _check_validation_labels(self, validation_data):
         if not isinstance(validation_data, (tuple, list)) or len(validation_data) < 2:
@@ -183,8 +187,10 @@ class EmbeddingModel(keras.Model):
         """A Keras model: input -> scale * cosine with every training class (batch, num_classes).
 
         Raises:
-            ValueError: a subclassed backbone that has not been called yet.
+            ValueError: a subclassed backbone that has not been called yet; a head without classes.
         """
+        if self.head.num_classes is None:
+            raise ValueError(f"{type(self.head).__name__} has no classes to tell apart.")
         return self._models.get("classifier")
 
     def export(self, path, *, verbose=False):
@@ -264,12 +270,17 @@ class StopAtNonFiniteLoss(keras.callbacks.Callback):
         if np.isfinite(loss):
             return
         head = self.model.head
+        labels = ""
+        if head.num_classes is not None:
+            labels = (
+                f"a label outside 0 to {head.num_classes - 1} (the head has "
+                f"num_classes={head.num_classes}, ignore_class={head.ignore_class}); "
+            )
         raise FloatingPointError(
-            f"The loss is {float(loss)} at batch {batch}. Usual causes: a label outside 0 to "
-            f"{head.num_classes - 1} (the head has num_classes={head.num_classes}, "
-            f"ignore_class={head.ignore_class}); NaN or infinity in the inputs, or inputs not "
-            "scaled to about [0, 1]; a learning rate that is too high (try a tenth); float16 "
-            "without loss scaling. The weights may be damaged: go on from the last good ones."
+            f"The loss is {float(loss)} at batch {batch}. Usual causes: {labels}NaN or infinity in "
+            "the inputs, or inputs not scaled to about [0, 1]; a learning rate that is too high "
+            "(try a tenth); float16 without loss scaling. The weights may be damaged: go on from "
+            "the last good ones."
         )
 
 

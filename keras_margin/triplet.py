@@ -36,8 +36,7 @@ class SemiHardTriplet(keras.layers.Layer):
         arXiv:1503.03832, eq. 3 and 4.
     """
 
-    num_classes = None
-    scale_policy = None
+    num_classes = None  # EmbeddingModel asks: there is no accuracy to report
 
     def __init__(self, margin=0.2, *, ignore_class=None, **kwargs):
         super().__init__(autocast=False, **kwargs)
@@ -58,10 +57,8 @@ class SemiHardTriplet(keras.layers.Layer):
             where the embedding is not finite.
         """
         embeddings = ops.cast(embeddings, self.maths_dtype)
+        counted = self.counted(labels)
         labels = _identities(labels)
-        counted = ops.ones_like(labels, dtype="bool")
-        if self.ignore_class is not None:
-            counted = labels != self.ignore_class
         finite = ops.isfinite(l2_norm(ops.stop_gradient(embeddings)))
         usable = counted & finite
         unit = l2_normalize(ops.where(ops.expand_dims(finite, 1), embeddings, 0.0))
@@ -81,6 +78,13 @@ class SemiHardTriplet(keras.layers.Layer):
         loss = ops.sum(ops.where(counts, hinge, 0.0), axis=1) / ops.maximum(number, 1.0)
         nan = float("nan")
         return ops.where(usable | ~counted, loss, nan)
+
+    def counted(self, labels):
+        """bool (batch,): the rows whose label is not ignored."""
+        labels = _identities(labels)
+        if self.ignore_class is None:
+            return ops.ones_like(labels, dtype="bool")
+        return ops.not_equal(labels, ops.cast(self.ignore_class, labels.dtype))
 
     def compute_output_shape(self, embeddings_shape, labels_shape=None):
         return embeddings_shape
