@@ -506,8 +506,11 @@ def analytic_gradients(embeddings, centers, labels, logits, scale, slope, ignore
 # The recorded values, described in golden_values/README.md
 
 
+GOLDEN_VALUES = Path(__file__).parent / "golden_values"
+
+
 def golden_cases(name):
-    path = Path(__file__).parent / "golden_values" / f"{name}.json"
+    path = GOLDEN_VALUES / f"{name}.json"
     return json.loads(path.read_text(encoding="utf-8"))
 
 

@@ -8,13 +8,14 @@ import tensorflow as tf
 
 import keras_margin as km
 
-HEADS = ["NormFace", "CosFace", "AMSoftmax", "ArcFace", "AdaCos"]
-FILES = [*HEADS, "ignore_class"]
-CASES = {
-    f"{file}: {case['name']}": case
-    for file in FILES
-    for case in reference.golden_cases(file)
-    if case["head"] in HEADS
+FILES = sorted(path.stem for path in reference.GOLDEN_VALUES.glob("*.json"))
+CASES = {f"{file}: {case['name']}": case for file in FILES for case in reference.golden_cases(file)}
+# The files' words for the annealing of SphereFace and LSoftmax.
+ANNEALING = {
+    "base": "lambda_base",
+    "gamma": "lambda_gamma",
+    "power": "lambda_power",
+    "floor": "lambda_min",
 }
 
 every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
@@ -22,10 +23,19 @@ every_dtype = pytest.mark.parametrize("dtype", ["float32", "float64"])
 
 
 def head_of(case, dtype):
-    head = getattr(km, case["head"])(**case["config"], dtype=dtype)
+    config = dict(case["config"])
+    if "margin_rule" in case:
+        rule = getattr(km.margins, case["margin_rule"]["class"])
+        config["margin"] = rule(**case["margin_rule"]["config"])
+    if "focal_gamma" in case:
+        config["focal_gamma"] = case["focal_gamma"]
+    for name, value in case.get("annealing", {}).items():
+        config[ANNEALING[name]] = value
+    head = getattr(km, case["head"])(**config, dtype=dtype)
     centers = np.array(case["centers"], dtype)
     head.build((None, centers.shape[1]))
     head.centers.assign(centers)
+    head.steps.assign(case.get("start_iteration", 0))
     return head
 
 
@@ -50,16 +60,33 @@ def assert_gradient(got, want, dtype):
 
 
 def assert_state(head, step, case, dtype):
-    if "state" in step:
-        assert_values([head.current_scale], [step["state"]["scale"]], case, dtype)
+    in_force = {
+        "scale": lambda: head.current_scale,
+        "t": lambda: head.t,
+        "mu": lambda: head.margin_rule.mu,
+        "sigma": lambda: head.margin_rule.sigma,
+        "iteration": lambda: head.steps,
+        # The file has the lambda of the call that was made, the rule that of the next one.
+        "lambda": lambda: lambda_of_call(head, dtype),
+    }
+    for name, want in step.get("state", {}).items():
+        assert_values([in_force[name]()], [want], case, dtype)
+
+
+def lambda_of_call(head, dtype):
+    head.steps.assign(head.steps - 1)
+    annealing = head.margin_rule.annealing(dtype)
+    head.steps.assign(head.steps + 1)
+    return annealing
 
 
 def state_of(head):
     return [variable.numpy() for variable in head.non_trainable_variables]
 
 
-def assert_gradients(head, losses_of, embeddings, step, dtype):
+def assert_gradients(head, losses_of, embeddings, step, dtype, name="grad_embeddings"):
     """The gradients of sum(losses) / batch are as recorded."""
+    want = step[name]
     with tf.GradientTape() as tape:
         tape.watch(embeddings)
         mean = tf.reduce_sum(losses_of(embeddings)) / len(embeddings)
@@ -68,7 +95,7 @@ def assert_gradients(head, losses_of, embeddings, step, dtype):
         [embeddings, head.centers.value],
         unconnected_gradients=tf.UnconnectedGradients.ZERO,
     )
-    assert_gradient(of_embeddings, step["grad_embeddings"], dtype)
+    assert_gradient(of_embeddings, want, dtype)
     assert_gradient(tf.convert_to_tensor(of_centers), step["grad_centers"], dtype)
 
 
@@ -81,6 +108,7 @@ def test_plain_logits(case, dtype):
     assert_values(logits, case["plain_logits"], case, dtype)
 
 
+@pytest.mark.filterwarnings("ignore:.*Only `head.loss`")  # the logits have no focal factor
 @every_dtype
 @every_case
 def test_logits_with_margin(case, dtype):
@@ -93,7 +121,11 @@ def test_logits_with_margin(case, dtype):
 
 
 @every_dtype
-@every_case
+@pytest.mark.parametrize(
+    "case",
+    [case for case in CASES.values() if "focal_gamma" not in case],
+    ids=[name for name, case in CASES.items() if "focal_gamma" not in case],
+)
 def test_gradients_of_cross_entropy_of_the_logits(case, dtype):
     head = head_of(case, dtype)
     for step, embeddings, labels in steps_of(case, dtype):
@@ -113,7 +145,10 @@ def test_loss(case, dtype):
     for step, embeddings, labels in steps_of(case, dtype):
         losses = head.loss(embeddings, labels)
         assert keras.backend.standardize_dtype(losses.dtype) == dtype
-        assert_values(losses, step["loss"], case, dtype)
+        want = step["loss"]
+        if "regularizer" in step:
+            want = np.add(want, step["regularizer"]).tolist()
+        assert_values(losses, want, case, dtype)
         assert_state(head, step, case, dtype)
 
 
@@ -126,7 +161,9 @@ def test_gradients_of_loss(case, dtype):
         def losses_of(embeddings, labels=labels):
             return head.loss(embeddings, labels)
 
-        assert_gradients(head, losses_of, embeddings, step, dtype)
+        with_regularizer = "grad_embeddings_with_regularizer"
+        name = with_regularizer if with_regularizer in step else "grad_embeddings"
+        assert_gradients(head, losses_of, embeddings, step, dtype, name)
 
 
 @every_dtype
