@@ -135,8 +135,8 @@ class SphereFace2(MarginHead):
         return self.scale * bent + read(self.bias)
 
     def _margined(self, cosines, is_target):
-        margin = self.scale * self.margin
-        return self._logits(cosines) + ops.where(is_target, -margin, margin)
+        sign = 1.0 - 2.0 * ops.cast(is_target, cosines.dtype)  # - for the target, + for the others
+        return self._logits(cosines) + self.scale * self.margin * sign
 
     def get_config(self):
         return {
