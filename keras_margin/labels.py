@@ -97,6 +97,8 @@ def _from_ids(labels, dtype, num_classes, ignore_class):
         # Compare in a dtype that holds both the labels and num_classes.
         wide = dtype in ("int64", "uint32", "uint64")
         labels = ops.cast(labels, "int64" if wide else "int32")
+        if dtype == "uint64":  # 2^64 - 1 has become -1, which may be the ignored class
+            labels = ops.where(labels < 0, ops.convert_to_tensor(2**62, dtype="int64"), labels)
     is_class = ops.logical_and(labels >= 0, labels <= num_classes - 1)  # exact in float32
     valid = ops.logical_and(is_whole, is_class)
     counted = ops.ones_like(valid)

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_margin.backend import read
 from keras_margin.distribution import global_sum, num_replicas
 from keras_margin.files import written_whole
 
@@ -259,7 +260,7 @@ class LastValue(keras.metrics.Metric):
         self.value.assign(ops.cast(value, self.value.dtype))
 
     def result(self):
-        return ops.convert_to_tensor(self.value)
+        return read(self.value)
 
 
 class StopAtNonFiniteLoss(keras.callbacks.Callback):

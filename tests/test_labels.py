@@ -180,20 +180,31 @@ def test_labels_that_count_from_one_get_a_hint(labels):
 
 def test_minus_one_without_ignore_class_gets_a_hint():
     message = (
-        "`labels` must be whole numbers from 0 to 4 (num_classes=5); to leave rows out give the head "
-        "ignore_class=-1. Received: labels[1]=-1"
+        "`labels` must be whole numbers from 0 to 4 (num_classes=5); to leave rows out give the "
+        "head ignore_class=-1. Received: labels[1]=-1"
     )
     with pytest.raises(ValueError, match=exactly(message)):
         class_ids([0, -1], 5)
 
 
-def test_another_label_than_the_ignored_one_is_refused():
+@pytest.mark.parametrize(
+    ("dtype", "label"),
+    [
+        ("int32", -2),
+        ("int64", 2**32 - 1),
+        ("uint8", 255),
+        ("uint32", 2**32 - 1),
+        ("uint64", 2**64 - 1),
+    ],
+)
+def test_another_label_than_the_ignored_one_is_refused(dtype, label):
+    """The unsigned ones have the bits of -1."""
     message = (
         "`labels` must be whole numbers from 0 to 4 (num_classes=5), or ignore_class=-1. "
-        "Received: labels[1]=-2"
+        f"Received: labels[1]={label}"
     )
     with pytest.raises(ValueError, match=exactly(message)):
-        class_ids([-1, -2], 5, ignore_class=-1)
+        class_ids(np.array([3, label], dtype), 5, ignore_class=-1)
 
 
 @pytest.mark.parametrize(
@@ -248,8 +259,8 @@ def test_shapes_are_refused_while_compiling():
 )
 def test_dtypes_that_cannot_hold_every_id(dtype, exact):
     message = (
-        f"`labels` must be integers, or floats that can hold every id: {dtype} holds ids up to {exact} "
-        f"exactly, and there are num_classes={exact + 2}. Give integer labels. "
+        f"`labels` must be integers, or floats that can hold every id: {dtype} holds ids up to "
+        f"{exact} exactly, and there are num_classes={exact + 2}. Give integer labels. "
         f"Received: labels.dtype={dtype}"
     )
     with pytest.raises(ValueError, match=exactly(message)):

@@ -239,8 +239,8 @@ def test_angular_margins_out_of_range(margin):
 @pytest.mark.parametrize("margin", [True, "0.5", None], ids=str)
 def test_margins_of_another_kind(kind, margin):
     message = (
-        "`margin` must be a number, a LearningRateSchedule or a sequence with one number per class. "
-        f"Received: margin={margin!r}"
+        "`margin` must be a number, a LearningRateSchedule or a sequence with one number per "
+        f"class. Received: margin={margin!r}"
     )
     with pytest.raises(TypeError, match=exactly(message)):
         kind(margin)

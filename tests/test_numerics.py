@@ -1,4 +1,4 @@
-"""Values and gradients of the safe operations, where the plain formulas break and where they do not."""
+"""Values and gradients of the safe operations, where the plain formulas break and elsewhere."""
 
 import math
 

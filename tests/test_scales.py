@@ -61,9 +61,9 @@ def test_fixed_adacos_scale(num_classes, scale):
 @pytest.mark.parametrize("made", [fixed_adacos_scale, AdaCosScale, km.AdaCos])
 def test_adacos_needs_three_classes(made, num_classes):
     message = (
-        "AdaCos needs `num_classes` of at least 3: its scale sqrt(2) log(num_classes - 1) is 0 for 2 "
-        "classes and nothing would be learned. Use NormFace, CosFace or ArcFace with a fixed scale. "
-        f"Received: num_classes={num_classes}"
+        "AdaCos needs `num_classes` of at least 3: its scale sqrt(2) log(num_classes - 1) is 0 "
+        "for 2 classes and nothing would be learned. Use NormFace, CosFace or ArcFace with a fixed "
+        f"scale. Received: num_classes={num_classes}"
     )
     with pytest.raises(ValueError, match=exactly(message)):
         made(num_classes)

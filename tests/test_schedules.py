@@ -68,8 +68,8 @@ def test_a_number_per_class_out_of_range(value):
 @pytest.mark.parametrize("value", [True, "0.5", None, {0: 0.5}, lambda step: 0.5])
 def test_other_kinds(value):
     message = (
-        "`margin` must be a number, a LearningRateSchedule or a sequence with one number per class. "
-        f"Received: margin={value!r}"
+        "`margin` must be a number, a LearningRateSchedule or a sequence with one number per "
+        f"class. Received: margin={value!r}"
     )
     with pytest.raises(TypeError, match=exactly(message)):
         setting_of(value, per_class=True)
@@ -108,7 +108,7 @@ def test_schedule_follows_the_counter_without_retracing(run, dtype):
     assert len(traces) in (1, 7)  # 7 where it runs eagerly
 
 
-@pytest.mark.parametrize("value", [-0.5, 1.5, math.nan])
+@pytest.mark.parametrize("value", [-0.5, 1.5])
 def test_schedule_that_leaves_the_range_gives_nan(run, value):
     step = tf.Variable(0)
     setting = setting_of(PiecewiseConstantDecay([2], [0.5, value]))
