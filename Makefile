@@ -21,11 +21,14 @@ help:
 train: $(STAMP)
 	TF_CPP_MIN_LOG_LEVEL=$${TF_CPP_MIN_LOG_LEVEL:-2} $(PY) examples/train.py $(ARGS)
 
+# Two processes, each with a TensorFlow of its own.
+PYTEST := $(PY) -m pytest --numprocesses 2 --dist loadfile
+
 test: $(STAMP)
-	$(PY) -m pytest -m "not long" $(ARGS)
+	$(PYTEST) -m "not long" $(ARGS)
 
 test-all: $(STAMP)
-	$(PY) -m pytest $(ARGS)
+	$(PYTEST) $(ARGS)
 
 lint: $(STAMP)
 	$(PY) -m ruff check .
