@@ -50,15 +50,16 @@ def judge(model, data):
     }
 
 
+def _kind(data):
+    if data.open_set:
+        return f"Open set: {len(data.test_names)} identities that the training never saw"
+    return f"Closed set: new images of the {len(data.test_names)} trained identities"
+
+
 def print_table(results, data):
     metrics = results["embedding"]["metrics"]
-    kind = (
-        f"Open set: {len(data.test_names)} identities that the training never saw"
-        if data.open_set
-        else f"Closed set: new images of the {len(data.test_names)} trained identities"
-    )
     print(
-        f"\n{kind}, {metrics['genuine_pairs']:,} genuine and {metrics['impostor_pairs']:,} "
+        f"\n{_kind(data)}, {metrics['genuine_pairs']:,} genuine and {metrics['impostor_pairs']:,} "
         "impostor pairs.\n"
     )
     print(f"{'':20}{'EER':>8}{'TAR@FAR=1%':>12}{'rank-1':>8}")
@@ -100,9 +101,11 @@ def _write_pictures(folder, model, data, results):
     figure, ax = plt.subplots(figsize=(6, 5), layout="constrained")
     for name, title in (("raw", "raw pixels"), ("embedding", "trained embedding")):
         plots.roc(*pairs[name], ax=ax, label=title)
+    ax.set_title(_kind(data))
+    ax.legend(loc="upper left")  # where the curves are not
     _save(figure, folder / "roc.png")
 
-    figure, axes = plt.subplots(1, 2, figsize=(11, 4.5), layout="constrained")
+    figure, axes = plt.subplots(1, 2, figsize=(11, 4.5), sharex=True, layout="constrained")
     for ax, (name, title) in zip(
         axes, (("raw", "raw pixels"), ("embedding", "trained embedding")), strict=True
     ):
@@ -135,6 +138,12 @@ Load it, without keras_margin:
     import keras, numpy
     encoder = keras.models.load_model({str(folder / "encoder.keras")!r})
     embeddings = encoder.predict(numpy.zeros({(1, *image_shape)}))  # pixels 0 to 255
+
+Or the SavedModel, with TensorFlow alone:
+
+    import tensorflow
+    model = tensorflow.saved_model.load({str(folder / "saved_model" / "1")!r})
+    model.signatures["serving_default"](image=tensorflow.zeros({(1, *image_shape)}))["embedding"]
 
 Serve it, and ask it about the image in request.json:
 

@@ -75,7 +75,7 @@ def parse_arguments(arguments=None):
     parser.add_argument("--seed", type=int, default=0, help="default: 0")
     parser.add_argument("--data-dir", help="where TensorFlow Datasets keeps its files")
     parser.add_argument(
-        "--out", type=Path, help="folder for all results (default: runs/DATASET-HEAD)"
+        "--out", type=Path, help="folder for all results (default: runs/DATASET-HEAD[-unseenK])"
     )
     options = parser.parse_args(arguments)
     for name in ("epochs", "batch_size", "embedding_dim", "replicas"):
@@ -83,7 +83,8 @@ def parse_arguments(arguments=None):
         if value is not None and value < 1:
             parser.error(f"--{name.replace('_', '-')} must be at least 1. Received: {value}")
     if options.out is None:
-        options.out = Path("runs") / f"{Path(options.dataset).name}-{options.head}"
+        unseen = f"-unseen{options.unseen}" if options.unseen else ""
+        options.out = Path("runs") / f"{Path(options.dataset).name}-{options.head}{unseen}"
     return options
 
 
@@ -126,7 +127,8 @@ def train(options, data, strategy):
             options, images.shape[1:], len(data.train_names), steps_per_epoch * epochs
         )
     model.summary()
-    model.fit(images, labels, batch_size=batch_size, epochs=epochs)
+    verbose = 1 if sys.stdout.isatty() else 2  # the bar, or a line an epoch in a file
+    model.fit(images, labels, batch_size=batch_size, epochs=epochs, verbose=verbose)
     return model
 
 
