@@ -3,6 +3,8 @@
 import keras
 from keras import layers
 
+SMALLEST_IMAGE = 8  # three times halved
+
 
 def small_cnn(image_shape, embedding_dim=64):
     """About 170 000 weights, trained in minutes on a laptop. Real face sets want a ResNet-50.

@@ -69,7 +69,11 @@ def print_table(results, data):
 
 
 def write_all(folder, model, data, results):
-    """Writes every artefact under a temporary name first: a name in `folder` is a whole file."""
+    """Writes every artefact under a temporary name first: a name in `folder` is a whole file.
+
+    `metrics.json` goes first and comes back last: where it is, all the rest is of the same run.
+    """
+    (folder / "metrics.json").unlink(missing_ok=True)
     with written_whole(folder / "model.keras") as path:
         model.save(path)
     with written_whole(folder / "encoder.keras") as path:
@@ -89,8 +93,9 @@ def _without_nan(metrics):
 
 
 def _write_json(path, content, indent=2):
+    # ASCII alone: the name of a folder need not be valid UTF-8.
     with written_whole(path) as temporary:
-        temporary.write_text(json.dumps(content, indent=indent, ensure_ascii=False) + "\n", "utf-8")
+        temporary.write_text(json.dumps(content, indent=indent) + "\n", "ascii")
 
 
 def _write_pictures(folder, model, data, results):
@@ -128,7 +133,8 @@ def _save(figure, path):
 
 def print_usage(folder, image_shape):
     """The exact lines that load and serve what was written."""
-    files = ", ".join(sorted(path.name for path in folder.iterdir()))
+    names = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+    files = ", ".join(names)
     folder = folder.resolve()
     print(f"""
 Written to {folder}: {files}

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import keras
 import tensorflow as tf
-from backbones import small_cnn
+from backbones import SMALLEST_IMAGE, small_cnn
 from image_sets import load, split
 from report import check_writable, judge, print_table, print_usage, write_all
 
@@ -82,6 +82,10 @@ def parse_arguments(arguments=None):
         value = getattr(options, name)
         if value is not None and value < 1:
             parser.error(f"--{name.replace('_', '-')} must be at least 1. Received: {value}")
+    if not 0.0 < options.learning_rate < math.inf:
+        parser.error(f"--learning-rate must be positive. Received: {options.learning_rate}")
+    if not 0 <= options.seed < 2**32:
+        parser.error(f"--seed must be from 0 to 2^32 - 1. Received: {options.seed}")
     if options.out is None:
         unseen = f"-unseen{options.unseen}" if options.unseen else ""
         options.out = Path("runs") / f"{Path(options.dataset).name}-{options.head}{unseen}"
@@ -128,7 +132,14 @@ def train(options, data, strategy):
         )
     model.summary()
     verbose = 1 if sys.stdout.isatty() else 2  # the bar, or a line an epoch in a file
-    model.fit(images, labels, batch_size=batch_size, epochs=epochs, verbose=verbose)
+    if strategy:
+        # A last batch too short for all replicas would ruin the BatchNormalization of the others.
+        batches = tf.data.Dataset.from_tensor_slices((images, labels))
+        batches = batches.shuffle(len(images), seed=options.seed)
+        batches = batches.batch(batch_size, drop_remainder=True).prefetch(tf.data.AUTOTUNE)
+        model.fit(batches, epochs=epochs, shuffle=False, verbose=verbose)
+    else:
+        model.fit(images, labels, batch_size=batch_size, epochs=epochs, verbose=verbose)
     return model
 
 
@@ -140,6 +151,11 @@ def main(arguments=None):
         image_set = load(options.dataset, data_dir=options.data_dir, image_size=options.image_size)
         data = split(image_set, unseen=options.unseen, seed=options.seed)
         HEADS[options.head](len(data.train_names))  # says early what the head cannot train
+        if min(data.train_images.shape[1:3]) < SMALLEST_IMAGE:
+            raise ValueError(
+                f"The network needs images of at least {SMALLEST_IMAGE} x {SMALLEST_IMAGE} pixels. "
+                f"Received: {data.train_images.shape[1]} x {data.train_images.shape[2]}"
+            )
     except (ValueError, OSError, ImportError) as error:
         sys.exit(f"train.py: error: {error}")
     print(

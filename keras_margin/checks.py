@@ -34,5 +34,40 @@ def checked_number(name, value, smallest, *, at_most=math.inf, below=math.inf):
     return float(value)
 
 
+def checked_ignore_class(value):
+    """`ignore_class` as an int that fits int32, or None.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if value is None:
+        return None
+    if not _is_finite(value) or value != int(value) or not -(2**31) <= value < 2**31:
+        raise ValueError(
+            "`ignore_class` must be None or a whole number that fits int32. "
+            f"Received: ignore_class={value!r}"
+        )
+    return int(value)
+
+
+def check_rows(embeddings, labels, dim=None):
+    """Where the shapes are known: one label a row, and embeddings (batch, dim).
+
+    Raises:
+        ValueError: they do not fit.
+    """
+    shape, rows = tuple(embeddings.shape), labels.shape[0]
+    if len(shape) != 2 or (dim is not None and shape[1] not in (None, dim)):
+        raise ValueError(
+            f"`embeddings` must have shape (batch, {dim if dim is not None else 'dim'}). "
+            f"Received: embeddings.shape={shape}"
+        )
+    if isinstance(shape[0], int) and isinstance(rows, int) and shape[0] != rows:
+        raise ValueError(
+            "`labels` must have one entry for each row of `embeddings`. Received: "
+            f"{rows} labels, embeddings.shape={shape}"
+        )
+
+
 def _is_finite(value):
     return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)

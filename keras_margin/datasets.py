@@ -65,7 +65,11 @@ def identity_folder(path):
     paths, labels = [], []
     for label, name in enumerate(names):
         folder = os.path.join(path, name)
-        images = [file for file in _visible(folder) if file.lower().endswith(IMAGE_SUFFIXES)]
+        images = [
+            file
+            for file in _visible(folder)
+            if file.lower().endswith(IMAGE_SUFFIXES) and os.path.isfile(os.path.join(folder, file))
+        ]
         if not images:
             raise ValueError(
                 f"Each sub-folder of `path` must hold images ({' '.join(IMAGE_SUFFIXES)}), but "

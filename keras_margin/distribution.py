@@ -47,6 +47,26 @@ def global_sum(tensor):
     return _replica_context().all_reduce("SUM", tensor)
 
 
+def shares_can_be_empty(x, batch_size, replicas):
+    """Whether the last batch of an epoch can leave a replica without rows.
+
+    Args:
+        x: what `fit` gets: arrays, or a dataset of batches.
+        batch_size: of arrays.
+        replicas: how many share a batch; each gets the same number of rows, rounded up.
+    """
+    arrays = [part for part in keras.tree.flatten(x) if hasattr(part, "shape")]
+    if arrays:
+        last = arrays[0].shape[0] % batch_size
+    else:
+        spec = keras.tree.flatten(getattr(x, "element_spec", None))
+        known = bool(spec) and getattr(spec[0], "shape", None) and spec[0].shape[0] is not None
+        if known:
+            return False
+        last = 1  # a dataset may end with any batch
+    return last > 0 and -(-last // replicas) * (replicas - 1) >= last
+
+
 def _replica_context():
     if keras.backend.backend() != "tensorflow":
         return None

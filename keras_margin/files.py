@@ -10,7 +10,8 @@ from pathlib import Path
 def written_whole(path):
     """Gives a temporary path beside `path` to write a file or a folder to; then renames it.
 
-    An exception, or the end of the process, leaves what was at `path` as it was.
+    An exception leaves what was at `path` as it was, and so does the end of the process for a
+    file. A folder is absent for the moment between its old and its new one.
 
     Args:
         path: the final path; an existing file or folder there is replaced.
@@ -18,7 +19,7 @@ def written_whole(path):
     Yields:
         pathlib.Path with the same suffix as `path`, on the same file system.
     """
-    path = Path(path).absolute()
+    path = Path(path).resolve()  # a link stays a link: what it names is replaced
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:
         temporary = Path(folder) / path.name

@@ -36,9 +36,13 @@ def class_ids(labels, num_classes, ignore_class=None, *, refuse=True):
     """
     if isinstance(labels, (list, tuple)):
         labels = np.asarray(labels)
+    if isinstance(labels, np.ndarray) and labels.dtype.kind not in "iufb":
+        raise ValueError(f"`labels` must be numbers. Received: labels.dtype={labels.dtype}")
     labels = ops.convert_to_tensor(labels)
     shape = tuple(labels.shape)
     dtype = keras.backend.standardize_dtype(labels.dtype)
+    if not any(kind in dtype for kind in ("int", "float", "bool")):
+        raise ValueError(f"`labels` must be numbers. Received: labels.dtype={dtype}")
     _check_shape(shape, num_classes)
     if len(shape) == 2 and shape[1] != 1:
         found = _from_one_hot(labels, dtype, ignore_class)

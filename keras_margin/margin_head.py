@@ -5,9 +5,15 @@ from keras import ops
 
 from keras_margin import subcenters
 from keras_margin.backend import read
-from keras_margin.checks import checked_count, checked_number
+from keras_margin.checks import (
+    check_rows,
+    checked_count,
+    checked_ignore_class,
+    checked_number,
+)
 from keras_margin.distribution import global_sum, num_replicas
 from keras_margin.guidance import warn_of_loss_options, warn_of_settings
+from keras_margin.initializers import default_centers_initializer
 from keras_margin.labels import class_ids
 from keras_margin.losses import margin_loss
 from keras_margin.margins import MarginRule
@@ -15,17 +21,6 @@ from keras_margin.nontarget import class_statistics, harden
 from keras_margin.numerics import computation_dtype, l2_norm, l2_normalize
 from keras_margin.scales import as_scale_policy
 from keras_margin.schedules import revived
-
-
-def default_centers_initializer(seed=None):
-    """Directions uniform on the sphere, lengths about 1.
-
-    The gradient of a centre goes with 1 / |w|, so with unit lengths a learning rate means the same
-    angle whatever the number of classes and dimensions.
-    """
-    return keras.initializers.VarianceScaling(
-        1.0, mode="fan_out", distribution="untruncated_normal", seed=seed
-    )
 
 
 @keras.saving.register_keras_serializable(package="keras_margin")
@@ -106,7 +101,7 @@ class MarginHead(keras.layers.Layer):
         super().__init__(autocast=False, **kwargs)
         self.num_classes = checked_count("num_classes", num_classes, smallest=2)
         self.num_subcenters = checked_count("num_subcenters", num_subcenters, smallest=1)
-        self.ignore_class = ignore_class
+        self.ignore_class = checked_ignore_class(ignore_class)
         self.focal_gamma = checked_number("focal_gamma", focal_gamma, 0.0)
         self.label_smoothing = checked_number("label_smoothing", label_smoothing, 0.0, below=1.0)
         self.seed = seed
@@ -119,6 +114,9 @@ class MarginHead(keras.layers.Layer):
         self.margin_rule = _checked_rule(margin)
         self.scale_policy = as_scale_policy(scale)
         self.maths_dtype = computation_dtype(self.compute_dtype)
+        for part in (self.margin_rule, self.scale_policy):
+            if part is not None:
+                part.own(self)
         if self.margin_rule is not None:
             self.margin_rule.attach(self.num_classes, self._calls_so_far, self.maths_dtype)
         self.scale_policy.attach(self.num_classes, self._calls_so_far, self.maths_dtype)
@@ -204,6 +202,8 @@ class MarginHead(keras.layers.Layer):
         """
         training = training is not False
         embeddings = ops.cast(embeddings, self.maths_dtype)
+        if not self.built:
+            self.build(tuple(embeddings.shape))
         found, usable, embeddings = self._usable_rows(embeddings, labels)
         directions, norms = self._directions(embeddings), l2_norm(embeddings)
         if training and update_state:
@@ -264,6 +264,10 @@ class MarginHead(keras.layers.Layer):
         centres' gradient.
         """
         found = class_ids(labels, self.num_classes, self.ignore_class)
+        check_rows(embeddings, found.ids, self.centers.shape[1])
+        # Labels of another length can be seen in compiled code only now; [y] would be broadcast.
+        same = ops.shape(found.ids)[0] == ops.shape(embeddings)[0]
+        found = found._replace(valid=ops.logical_and(found.valid, same))
         finite = ops.isfinite(l2_norm(ops.stop_gradient(embeddings)))
         embeddings = ops.where(ops.expand_dims(finite, 1), embeddings, 0.0)
         return found, found.counted & found.valid & finite, embeddings

@@ -8,6 +8,7 @@ import keras
 from keras import ops
 
 from keras_margin.numerics import add_angle, computation_dtype, unwound_cosine
+from keras_margin.parts import HeadPart
 from keras_margin.schedules import AT_LEAST_ONE, NOT_NEGATIVE, POSITIVE, Setting, revived
 
 # Beyond it the fallback of `angular_margin` would jump upwards: cos(m) + m sin(m) = 1.
@@ -35,7 +36,7 @@ def angular_margin(cosines, margin):
     return ops.where(in_range, add_angle(cosines, margin), cosines - margin * ops.sin(margin))
 
 
-class MarginRule(keras.layers.Layer):
+class MarginRule(HeadPart):
     """Base of the margin rules: a small Keras layer that maps target cosines to margined ones.
 
     A subclass declares its numbers with `add_setting`, so that each may be a schedule and is
@@ -52,8 +53,7 @@ class MarginRule(keras.layers.Layer):
     """
 
     def __init__(self, **kwargs):
-        # Cosines stay in the head's precision whatever the mixed-precision policy.
-        super().__init__(autocast=False, **kwargs)
+        super().__init__(**kwargs)
         self.maths_dtype = computation_dtype(self.compute_dtype)
         self._settings = {}
         self._step = lambda: 0
@@ -109,9 +109,7 @@ class MarginRule(keras.layers.Layer):
             norms: (batch,), the embeddings' lengths before normalisation.
             counted: bool (batch,), the rows that take part.
         """
-
-    def get_build_config(self):
-        return None  # the head builds it, after `attach`
+        return None  # AutoGraph cannot read a body that is a docstring alone
 
     def compute_output_shape(self, target_cosines_shape):
         return target_cosines_shape

@@ -1,12 +1,15 @@
 """EmbeddingModel: a backbone and a head that `fit` trains, and the plain models that ship."""
 
+import warnings
+from pathlib import Path
+
 import keras
 import numpy as np
 from keras import ops
 
-from keras_margin.backend import read
-from keras_margin.distribution import global_sum, num_replicas
+from keras_margin.distribution import global_sum, num_replicas, shares_can_be_empty
 from keras_margin.files import written_whole
+from keras_margin.monitoring import LastValue, StopAtNonFiniteLoss
 
 
 @keras.saving.register_keras_serializable(package="keras_margin")
@@ -124,7 +127,10 @@ class EmbeddingModel(keras.Model):
 
         self.loss_metric.update_state(ops.stop_gradient(loss + extra), sample_weight=counted)
         if self.accuracy_metric is not None:
-            self.accuracy_metric.update_state(ops.cast(target > hardest, "float32"), counted)
+            # NaN where a row counts but has no cosine: its label is no class.
+            correct = ops.cast(target > hardest, loss.dtype)
+            correct = ops.where(ops.logical_and(ops.isnan(target), counted > 0), target, correct)
+            self.accuracy_metric.update_state(correct, counted)
         if self.scale_metric is not None:
             self.scale_metric.update_state(self.head.current_scale)
         return total
@@ -140,6 +146,7 @@ class EmbeddingModel(keras.Model):
         """
         self._check_labels(y)
         self._check_validation_labels(kwargs.get("validation_data"))
+        self._warn_of_empty_shares(x, batch_size)
         guard = StopAtNonFiniteLoss()
         if isinstance(callbacks, keras.callbacks.CallbackList):
             callbacks.append(guard)
@@ -155,9 +162,33 @@ class EmbeddingModel(keras.Model):
             **kwargs,
         )
 
+    def evaluate(self, x=None, y=None, batch_size=None, verbose="auto", **kwargs):
+        """As `keras.Model.evaluate`: the cross-entropy without margin. Array labels are checked.
+
+        Raises:
+            ValueError: labels that are no classes of the head.
+        """
+        self._check_labels(y)
+        return super().evaluate(x, y, batch_size=batch_size, verbose=verbose, **kwargs)
+
     def _check_labels(self, y):
         if y is not None and hasattr(y, "__len__") and not isinstance(y, dict):
             self.head.counted(np.asarray(y))
+
+    def _warn_of_empty_shares(self, x, batch_size):
+        """Keras' BatchNormalization turns non-finite on a replica that gets no rows."""
+        replicas = getattr(self.distribute_strategy, "num_replicas_in_sync", 1)
+        layers = keras.layers.BatchNormalization
+        has_statistics = any(isinstance(layer, layers) for layer in self._flatten_layers())
+        if replicas == 1 or not has_statistics:
+            return
+        if shares_can_be_empty(x, batch_size or 32, replicas):
+            warnings.warn(
+                f"The last batch can leave one of the {replicas} replicas without rows, and the "
+                "BatchNormalization of the backbone turns non-finite there. Give a dataset with "
+                "drop_remainder=True: tf.data.Dataset.batch(batch_size, drop_remainder=True).",
+                stacklevel=3,
+            )
 
     def _check_validation_labels(self, validation_data):
         if not isinstance(validation_data, (tuple, list)) or len(validation_data) < 2:
@@ -201,9 +232,14 @@ class EmbeddingModel(keras.Model):
         parts keeps their names), and gives `embedding`. No label, no Python class is needed.
 
         Args:
-            path: the folder to write; replaced when it exists, and whole or absent at any time.
+            path: the folder to write, whole or absent at any time. An earlier SavedModel there is
+                replaced.
             verbose: whether to print the signature.
+
+        Raises:
+            FileExistsError: `path` is a file, or a folder that holds anything but a SavedModel.
         """
+        _check_replaceable(Path(path))
         encoder = self.encoder
         inputs = encoder.input
         if isinstance(inputs, dict):
@@ -246,43 +282,6 @@ class EmbeddingModel(keras.Model):
             for key in ("backbone", "head")
         }
         return cls(**{**config, **parts})
-
-
-class LastValue(keras.metrics.Metric):
-    """The value of the last step: a scale is not something to average."""
-
-    def __init__(self, name, **kwargs):
-        super().__init__(name=name, **kwargs)
-        # The same on every replica.
-        self.value = self.add_variable((), "zeros", aggregation="mean", name="value")
-
-    def update_state(self, value, sample_weight=None):
-        self.value.assign(ops.cast(value, self.value.dtype))
-
-    def result(self):
-        return read(self.value)
-
-
-class StopAtNonFiniteLoss(keras.callbacks.Callback):
-    """Raises at the first loss that is NaN or infinite, and says what usually brings it."""
-
-    def on_train_batch_end(self, batch, logs=None):
-        loss = (logs or {}).get("loss", 0.0)
-        if np.isfinite(loss):
-            return
-        head = self.model.head
-        labels = ""
-        if head.num_classes is not None:
-            labels = (
-                f"a label outside 0 to {head.num_classes - 1} (the head has "
-                f"num_classes={head.num_classes}, ignore_class={head.ignore_class}); "
-            )
-        raise FloatingPointError(
-            f"The loss is {float(loss)} at batch {batch}. Usual causes: {labels}NaN or infinity in "
-            "the inputs, or inputs not scaled to about [0, 1]; a learning rate that is too high "
-            "(try a tenth); float16 without loss scaling. The weights may be damaged: go on from "
-            "the last good ones."
-        )
 
 
 class _PlainModels:
@@ -348,6 +347,18 @@ def _embeddings_shape(embeddings):
             f"Received: {type(embeddings).__name__}"
         )
     return (None, *shape[1:])
+
+
+def _check_replaceable(path):
+    """Refuses to write over anything but an earlier SavedModel."""
+    of_a_saved_model = {"saved_model.pb", "fingerprint.pb", "variables", "assets", "assets.extra"}
+    if not path.exists():
+        return
+    if not path.is_dir() or {part.name for part in path.iterdir()} - of_a_saved_model:
+        raise FileExistsError(
+            "`path` of `export` must be a new folder or an earlier SavedModel: what is there would "
+            f"be lost. Received: path={str(path)!r}"
+        )
 
 
 def _as_list(callbacks):

@@ -10,11 +10,13 @@ only. The centres are never copied normalised: 1 / |w| is kept per class.
 
 from typing import NamedTuple
 
+import keras
 from keras import ops
 
 from keras_margin.backend import custom_gradient, read
+from keras_margin.checks import check_rows, checked_count
 from keras_margin.labels import class_ids
-from keras_margin.numerics import inverse_norms
+from keras_margin.numerics import computation_dtype, inverse_norms
 
 
 def nontarget_logsumexp(
@@ -55,13 +57,18 @@ def nontarget_logsumexp(
         Zhang et al., AdaCos, 2019, arXiv:1905.00292, eq. 7.
     """
     embeddings = read(embeddings)
-    centers = ops.cast(read(centers), embeddings.dtype)
+    dtype = computation_dtype(keras.backend.standardize_dtype(embeddings.dtype))
+    embeddings, centers = ops.cast(embeddings, dtype), ops.cast(read(centers), dtype)
     if centers.shape[0] % num_subcenters:
         raise ValueError(
             "`centers` must have `num_subcenters` rows for each class. Received: "
             f"centers.shape={tuple(centers.shape)}, num_subcenters={num_subcenters}"
         )
-    found = class_ids(labels, centers.shape[0] // num_subcenters, refuse=False)
+    num_classes = checked_count(
+        "the number of classes", centers.shape[0] // num_subcenters, smallest=2
+    )
+    found = class_ids(labels, num_classes, refuse=False)
+    check_rows(embeddings, found.ids, centers.shape[1])
     statistics = class_statistics(
         embeddings,
         centers,

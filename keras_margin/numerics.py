@@ -7,7 +7,6 @@ policy: near cosine 1 the smallest angle that float16 can tell from 0 is 1.8 deg
 import math
 
 import keras
-import numpy as np
 from keras import ops
 
 from keras_margin.backend import custom_gradient
@@ -20,11 +19,6 @@ _SMALLEST_NORMAL = 1.1754944e-38  # of float32: processors may take what is belo
 def computation_dtype(dtype):
     """The dtype of a head's maths under a layer dtype: "float64" stays, others give "float32"."""
     return "float64" if dtype == "float64" else "float32"
-
-
-def exact_constant(value):
-    """An initializer: Keras' own `Constant` rounds a Python number to float32 under float64."""
-    return lambda shape, dtype=None: ops.convert_to_tensor(np.full(shape, value), dtype=dtype)
 
 
 def smallest_sine(dtype):

@@ -8,8 +8,9 @@ from keras import ops
 from keras_margin.backend import read
 from keras_margin.checks import checked_number
 from keras_margin.distribution import gather_rows, global_row_indices
+from keras_margin.initializers import exact_constant
 from keras_margin.margins import ANGLE_WITH_FALLBACK, MarginRule, angular_margin, cosine_margin
-from keras_margin.numerics import exact_constant, sine_of
+from keras_margin.numerics import sine_of
 from keras_margin.randomness import random_normal
 from keras_margin.schedules import NOT_NEGATIVE
 
@@ -120,6 +121,11 @@ class MagFaceMargin(MarginRule):
     def __init__(self, norm_range=(10.0, 110.0), margin_range=(0.45, 0.8), **kwargs):
         super().__init__(**kwargs)
         self.norm_range = _range("norm_range", norm_range)
+        if self.norm_range[0] == 0.0:
+            raise ValueError(
+                "`norm_range` must begin above 0: MagFace divides by the norm. "
+                f"Received: norm_range={norm_range!r}"
+            )
         self.margin_range = _range("margin_range", margin_range)
         is_valid, requirement = ANGLE_WITH_FALLBACK
         if not all(is_valid(margin) for margin in self.margin_range):
@@ -187,12 +193,15 @@ class ElasticMargin(MarginRule):
 
 
 def _range(name, values):
-    values = tuple(float(value) for value in values)
-    if len(values) != 2 or not 0.0 <= values[0] < values[1] < math.inf:
+    try:
+        low, high = (float(value) for value in values)
+    except (TypeError, ValueError):
+        low = high = math.nan
+    if not 0.0 <= low < high < math.inf:
         raise ValueError(
             f"`{name}` must be (low, high) with 0 <= low < high. Received: {name}={values!r}"
         )
-    return values
+    return low, high
 
 
 def _needed(rule, norms):

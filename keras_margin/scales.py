@@ -8,7 +8,9 @@ from keras import ops
 from keras_margin.backend import read
 from keras_margin.checks import checked_count
 from keras_margin.distribution import gather_rows
-from keras_margin.numerics import angle_of, computation_dtype, exact_constant
+from keras_margin.initializers import exact_constant
+from keras_margin.numerics import angle_of, computation_dtype
+from keras_margin.parts import HeadPart
 from keras_margin.schedules import POSITIVE, Setting, revived
 
 
@@ -76,7 +78,7 @@ def scale_lower_bound(num_classes, probability):
     return others / num_classes * math.log(others * probability / (1.0 - probability))
 
 
-class ScalePolicy(keras.layers.Layer):
+class ScalePolicy(HeadPart):
     """Base of the scale policies: `policy.scale_of(norms)` is the scale now in force.
 
     Attributes:
@@ -88,7 +90,7 @@ class ScalePolicy(keras.layers.Layer):
     needs_statistics = False
 
     def __init__(self, **kwargs):
-        super().__init__(autocast=False, **kwargs)
+        super().__init__(**kwargs)
         self.scale_dtype = computation_dtype(self.compute_dtype)
 
     def attach(self, num_classes, step, dtype):
@@ -101,9 +103,6 @@ class ScalePolicy(keras.layers.Layer):
         """
         self.scale_dtype = dtype
 
-    def get_build_config(self):
-        return None  # the head builds it, after `attach`
-
     def current(self):
         """The scale now in force, a scalar tensor; None where it differs per sample."""
         return None
@@ -114,6 +113,7 @@ class ScalePolicy(keras.layers.Layer):
 
     def update_state(self, nontarget_logsumexp, target_cosines, counted):
         """Moves the scale in a training call."""
+        return None  # AutoGraph cannot read a body that is a docstring alone
 
 
 @keras.saving.register_keras_serializable(package="keras_margin")

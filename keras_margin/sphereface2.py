@@ -7,8 +7,8 @@ from keras import ops
 
 from keras_margin.backend import read
 from keras_margin.checks import checked_number
+from keras_margin.initializers import exact_constant
 from keras_margin.margin_head import MarginHead
-from keras_margin.numerics import exact_constant
 
 
 @keras.saving.register_keras_serializable(package="keras_margin")

@@ -3,7 +3,7 @@
 import keras
 from keras import ops
 
-from keras_margin.checks import checked_number
+from keras_margin.checks import check_rows, checked_ignore_class, checked_number
 from keras_margin.numerics import computation_dtype, l2_norm, l2_normalize
 
 
@@ -41,7 +41,7 @@ class SemiHardTriplet(keras.layers.Layer):
     def __init__(self, margin=0.2, *, ignore_class=None, **kwargs):
         super().__init__(autocast=False, **kwargs)
         self.margin = checked_number("margin", margin, 0.0)
-        self.ignore_class = ignore_class
+        self.ignore_class = checked_ignore_class(ignore_class)
         self.maths_dtype = computation_dtype(self.compute_dtype)
 
     def loss(self, embeddings, labels, training=None, update_state=True):
@@ -59,6 +59,7 @@ class SemiHardTriplet(keras.layers.Layer):
         embeddings = ops.cast(embeddings, self.maths_dtype)
         counted = self.counted(labels)
         labels = _identities(labels)
+        check_rows(embeddings, labels)
         finite = ops.isfinite(l2_norm(ops.stop_gradient(embeddings)))
         usable = counted & finite
         unit = l2_normalize(ops.where(ops.expand_dims(finite, 1), embeddings, 0.0))

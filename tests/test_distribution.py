@@ -6,6 +6,7 @@ runs, and two strategies over the same devices in one process collide.
 
 import multiprocessing
 import random
+import warnings
 from concurrent.futures import ProcessPoolExecutor
 
 import keras
@@ -208,3 +209,48 @@ def test_without_a_strategy_there_is_nothing_to_do_and_no_gradient(function):
     np.testing.assert_array_equal(result, rows)
     assert tape.gradient(result, rows) is None
     assert distribution.num_replicas() == 1
+
+
+# Shares without rows
+
+
+def dataset(rows, batch, **kwargs):
+    return tf.data.Dataset.range(rows).batch(batch, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("x", "batch_size", "replicas", "can_be_empty"),
+    [
+        (np.zeros(12), 6, 3, False),
+        (np.zeros(13), 6, 3, True),  # one row for three
+        (np.zeros(16), 6, 3, True),  # 2 + 2 + 0
+        (np.zeros(17), 6, 3, False),  # 2 + 2 + 1
+        (np.zeros(7), 6, 2, True),
+        ({"a": np.zeros(7), "b": np.zeros(7)}, 6, 2, True),
+        (lambda: dataset(7, 6), None, 2, True),
+        (lambda: dataset(7, 6, drop_remainder=True), None, 2, False),
+    ],
+)
+def test_shares_can_be_empty(x, batch_size, replicas, can_be_empty):
+    x = x() if callable(x) else x  # TensorFlow may not run yet when this module is imported
+    assert distribution.shares_can_be_empty(x, batch_size, replicas) is can_be_empty
+
+
+def fit_with_batch_normalization(rows, batch):
+    """The warnings of a fit whose backbone has batch statistics."""
+    x, y, _ = data(rows)
+    with strategy.scope():
+        parts = [keras.Input((FEATURES,)), layers.Dense(3), layers.BatchNormalization()]
+        model = km.EmbeddingModel(keras.Sequential(parts), km.AdaCos(CLASSES))
+        model.compile("sgd")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model.fit(x, y, batch_size=batch, verbose=0)
+    return [str(warning.message) for warning in caught if "replicas" in str(warning.message)]
+
+
+def test_batch_normalization_with_empty_shares_warns(remote, replicas):
+    (message,) = remote(fit_with_batch_normalization, 2 * BATCH + 1, BATCH)
+    assert message.startswith(f"The last batch can leave one of the {replicas} replicas without")
+    assert "drop_remainder=True" in message
+    assert remote(fit_with_batch_normalization, 2 * BATCH, BATCH) == []

@@ -827,7 +827,10 @@ def test_python_numbers_are_exact_in_float64():
 
 class Settings(NamedTuple):
     head: type
-    settings: dict
+    own: object  # () -> its own arguments; a rule or a policy belongs to one head
+
+    def make(self):
+        return self.head(**self.own(), **COMMON)
 
 
 COMMON = {
@@ -843,20 +846,20 @@ COMMON = {
 NON_DEFAULT = [
     Settings(
         km.MarginHead,
-        {"margin": AngularMargin(0.3), "scale": AdaCosScale(7, max_scale=9.0), **COMMON},
+        lambda: {"margin": AngularMargin(0.3), "scale": AdaCosScale(7, max_scale=9.0)},
     ),
     Settings(
         km.MarginHead,
-        {"margin": CosineMargin([0.1] * 7), "scale": FixedScale(schedule()), **COMMON},
+        lambda: {"margin": CosineMargin([0.1] * 7), "scale": FixedScale(schedule())},
     ),
-    Settings(km.NormFace, {"scale": 12.0, **COMMON}),
-    Settings(km.CosFace, {"margin": 0.2, "scale": 16.0, **COMMON}),
-    Settings(km.CosFace, {"margin": schedule(), "scale": schedule(), **COMMON}),
-    Settings(km.AMSoftmax, {"margin": 0.25, "scale": 15.0, **COMMON}),
-    Settings(km.ArcFace, {"margin": 0.4, "scale": 32.0, **COMMON}),
-    Settings(km.ArcFace, {"margin": [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7], "scale": 32.0, **COMMON}),
-    Settings(km.AdaCos, {"dynamic": False, "min_scale": 0.2, "max_scale": 5.0, **COMMON}),
-    Settings(km.AdaCos, {"dynamic": True, "min_scale": 0.2, "max_scale": 5.0, **COMMON}),
+    Settings(km.NormFace, lambda: {"scale": 12.0}),
+    Settings(km.CosFace, lambda: {"margin": 0.2, "scale": 16.0}),
+    Settings(km.CosFace, lambda: {"margin": schedule(), "scale": schedule()}),
+    Settings(km.AMSoftmax, lambda: {"margin": 0.25, "scale": 15.0}),
+    Settings(km.ArcFace, lambda: {"margin": 0.4, "scale": 32.0}),
+    Settings(km.ArcFace, lambda: {"margin": [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7], "scale": 32.0}),
+    Settings(km.AdaCos, lambda: {"dynamic": False, "min_scale": 0.2, "max_scale": 5.0}),
+    Settings(km.AdaCos, lambda: {"dynamic": True, "min_scale": 0.2, "max_scale": 5.0}),
 ]
 every_config = pytest.mark.parametrize(
     "made", NON_DEFAULT, ids=[f"{made.head.__name__}-{i}" for i, made in enumerate(NON_DEFAULT)]
@@ -865,7 +868,7 @@ every_config = pytest.mark.parametrize(
 
 @every_config
 def test_config_holds_every_argument(made):
-    config = made.head(**made.settings).get_config()
+    config = made.make().get_config()
     arguments = inspect.signature(made.head).parameters.keys() - {"kwargs"}
     arguments |= inspect.signature(km.MarginHead).parameters.keys() - {"kwargs", "margin", "scale"}
     assert arguments <= config.keys()
@@ -873,7 +876,7 @@ def test_config_holds_every_argument(made):
 
 @every_config
 def test_config_survives_json(made):
-    head = built(made.head(**made.settings))
+    head = built(made.make())
     text = json.dumps(keras.saving.serialize_keras_object(head))
     again = keras.saving.deserialize_keras_object(json.loads(text))
     assert type(again) is made.head
@@ -882,9 +885,8 @@ def test_config_survives_json(made):
     again.centers.assign(centers_of(again))
     embeddings, labels = random_batch()
     assert_equal(again(embeddings, labels), head(embeddings, labels))
-    assert_equal(
-        again(embeddings, labels), head(embeddings, labels)
-    )  # the second step of schedules
+    # The second step of schedules.
+    assert_equal(again(embeddings, labels), head(embeddings, labels))
 
 
 def test_defaults_are_the_papers():
@@ -1136,7 +1138,7 @@ for path in sorted(Path(sys.argv[1]).glob("*.keras")):
 def test_load_in_a_fresh_process(tmp_path):
     x, y = images()
     for i, made in enumerate(NON_DEFAULT):
-        model, _ = functional(made.head(**made.settings))
+        model, _ = functional(made.make())
         model([x, y], training=True)
         model.save(tmp_path / f"{i:02}.keras")
         plain, logits = model([x, y]), model([x, y], training=True)
@@ -1150,3 +1152,92 @@ def test_load_in_a_fresh_process(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == [f"{i:02}" for i in range(len(NON_DEFAULT))]
+
+
+# Faults found by trying
+
+
+@pytest.mark.parametrize("rows", [1, 6, 8])
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda head, x, y: head.loss(x, y),
+        lambda head, x, y: head(x, y),
+        lambda head, x, y: km.nontarget_logsumexp(x, head.centers, y),
+    ],
+    ids=["loss", "call", "nontarget_logsumexp"],
+)
+def test_another_number_of_labels_than_rows_is_refused(ask, rows):
+    embeddings, _ = random_batch(7)
+    message = rf"`labels` must have one entry for each row of `embeddings`. Received: {rows} labels"
+    with pytest.raises(ValueError, match=message):
+        ask(built(km.ArcFace(CLASSES)), embeddings.astype("float32"), np.zeros(rows, "int32"))
+
+
+def test_one_label_for_a_compiled_batch_of_unknown_size_is_nan():
+    head = built(km.ArcFace(CLASSES))
+    signature = [tf.TensorSpec((None, DIM), tf.float32), tf.TensorSpec((None,), tf.int32)]
+    loss = tf.function(head.loss, signature)
+    embeddings, labels = random_batch(7)
+    assert np.isfinite(loss(embeddings, labels)).all()
+    assert np.isnan(loss(embeddings, labels[:1])).all()
+
+
+@pytest.mark.parametrize(
+    "part", [lambda: AngularMargin(0.3), lambda: AdaCosScale(CLASSES)], ids=["rule", "scale"]
+)
+def test_rule_or_policy_of_another_head_is_refused(part):
+    part = part()
+    settings = {"margin" if isinstance(part, AngularMargin) else "scale": part}
+    head = km.MarginHead(CLASSES, **settings, name="first")
+    with pytest.raises(ValueError, match="belongs to the head 'first' already"):
+        km.MarginHead(CLASSES, **settings)
+    assert head.name == "first"
+
+
+@pytest.mark.parametrize("ignore_class", [2.5, True, [1], "a", 2**32 + 3, math.nan])
+def test_ignore_class_that_is_no_label_is_refused(ignore_class):
+    with pytest.raises(ValueError, match="`ignore_class` must be None or a whole number"):
+        km.ArcFace(CLASSES, ignore_class=ignore_class)
+
+
+@pytest.mark.parametrize("labels", [np.array([1 + 2j]), np.array(["a"]), [None]])
+def test_labels_that_are_no_numbers_are_refused(labels):
+    with pytest.raises(ValueError, match="`labels` must be numbers"):
+        built(km.ArcFace(CLASSES)).loss(np.ones((1, DIM), "float32"), labels)
+
+
+def test_loss_builds_the_head():
+    embeddings, labels = random_batch()
+    head = km.ArcFace(CLASSES)
+    assert head.loss(embeddings.astype("float32"), labels).shape == (7,)
+    assert head.centers.shape == (CLASSES, DIM)
+
+
+@pytest.mark.parametrize("shape", [(7, DIM, 2), (7,)])
+def test_loss_of_embeddings_of_another_rank_is_refused(shape):
+    with pytest.raises(ValueError, match="`embeddings` must have shape"):
+        built(km.ArcFace(CLASSES)).loss(np.ones(shape, "float32"), np.zeros(7, "int32"))
+
+
+def test_custom_loop_without_autograph_warnings(capfd):
+    head = built(km.MarginHead(CLASSES, AngularMargin(0.3), 9.0))
+
+    @tf.function
+    def step(embeddings, labels):
+        return head.loss(embeddings, labels)
+
+    embeddings, labels = random_batch()
+    step(tf.constant(embeddings, "float32"), labels)
+    assert "AutoGraph" not in capfd.readouterr().err
+
+
+def test_nontarget_logsumexp_of_float16_is_float32():
+    x = np.eye(2, DIM, dtype="float16")
+    log_b, _ = km.nontarget_logsumexp(x, np.eye(3, DIM, dtype="float16"), [0, 1], 64.0)
+    assert log_b.dtype == tf.float32
+
+
+def test_magface_needs_norms_above_zero():
+    with pytest.raises(ValueError, match="`norm_range` must begin above 0"):
+        km.MagFace(CLASSES, norm_range=(0.0, 110.0))

@@ -354,10 +354,10 @@ def test_labels_stay_with_their_images(image_sets):
 
 @pytest.mark.parametrize(
     ("images", "held_out", "held"),
-    [(1, 0.2, 0), (2, 0.2, 1), (10, 0.2, 2), (10, 0.27, 3), (10, 0.01, 1), (10, 0.99, 9)],
+    [(1, 0.2, 0), (2, 0.2, 1), (10, 0.2, 2), (10, 0.27, 3), (10, 0.01, 2), (10, 0.99, 9)],
 )
 def test_every_identity_keeps_an_image_for_training(image_sets, images, held_out, held):
-    image_set = image_set_of(image_sets, [0] * images + [1] * 5)
+    image_set = image_set_of(image_sets, [0] * images + [1] * 5 + [2] * 5)
     split = image_sets.split(image_set, held_out=held_out)
     assert np.sum(split.test_labels == 0) == held
     assert np.sum(split.train_labels == 0) == images - held
@@ -372,10 +372,19 @@ def test_the_seed_decides_which_images_are_held_out(image_sets):
 
 
 def test_the_test_split_of_the_source_is_used(image_sets):
-    image_set = image_set_of(image_sets, [0, 0, 1, 1, 0], [True, False, False, False, True])
+    image_set = image_set_of(
+        image_sets, [0, 0, 1, 1, 0, 1], [True, False, False, False, True, True]
+    )
     split = image_sets.split(image_set)
-    assert split.test_images.ravel().tolist() == [0, 4]
+    assert split.test_images.ravel().tolist() == [0, 4, 5]
     assert split.train_images.ravel().tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize(("counts", "unseen"), [([3, 3, 3], 0), ([5, 5, 1, 1], 2), ([8, 1], 0)])
+def test_a_test_without_pairs_is_refused(image_sets, counts, unseen):
+    image_set = image_set_of(image_sets, np.repeat(range(len(counts)), counts))
+    with pytest.raises(ValueError, match="The test must have two images of one identity, and two"):
+        image_sets.split(image_set, unseen=unseen)
 
 
 def test_a_test_split_of_other_identities_is_refused(image_sets):

@@ -646,15 +646,12 @@ def contents(folder):
 def test_export_replaces_what_was_there(tmp_path):
     x, y = data()
     model = model_of()
-    (tmp_path / "served").mkdir()
-    (tmp_path / "served" / "old").write_text("old")
     model.export(tmp_path / "served")
     fit(model, x, y)
     model.export(str(tmp_path / "served"))
     served = tf.saved_model.load(tmp_path / "served").signatures["serving_default"]
     want = model.encoder(x).numpy()
     np.testing.assert_allclose(served(image=tf.constant(x))["embedding"], want, atol=1e-6)
-    assert not (tmp_path / "served" / "old").exists()
     assert [path.name for path in tmp_path.iterdir()] == ["served"]
 
 
@@ -847,3 +844,51 @@ def test_label_in_a_dataset_that_means_no_class_stops_fit():
     model = model_of(functools.partial(arcface, ignore_class=-1), **GRAPH)
     with pytest.raises(FloatingPointError, match=stopped(batch=0, ignore_class=-1)):
         fit(model, batches(x, y), batch_size=None)
+
+
+# Faults found by trying
+
+
+@pytest.mark.parametrize("what", ["file", "project", "other file beside a model"])
+def test_export_over_anything_but_a_saved_model_is_refused(what, tmp_path):
+    model, path = model_of(), tmp_path / "place"
+    if what == "file":
+        path.write_text("thesis")
+    else:
+        path.mkdir()
+        (path / "thesis.tex").write_text("thesis")
+    if what == "other file beside a model":
+        (path / "saved_model.pb").write_text("")
+    with pytest.raises(FileExistsError, match="`path` of `export` must be a new folder or"):
+        model.export(path)
+    assert (path if what == "file" else path / "thesis.tex").read_text() == "thesis"
+
+
+def test_export_through_a_link(tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    model_of().export(tmp_path / "link")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real" / "saved_model.pb").is_file()
+
+
+def test_evaluate_refuses_labels_that_are_no_classes():
+    x, y = data()
+    model = model_of()
+    with pytest.raises(ValueError, match="`labels` must be whole numbers"):
+        model.evaluate(x, y + 100, verbose=0)
+
+
+def test_accuracy_of_labels_in_a_dataset_that_are_no_classes_is_nan():
+    x, y = data()
+    results = model_of(run_eagerly=False).evaluate(
+        tf.data.Dataset.from_tensor_slices((x, y + 100)).batch(4), return_dict=True, verbose=0
+    )
+    assert np.isnan(results["loss"]) and np.isnan(results["accuracy"])
+
+
+def test_validation_dataset_of_other_identities_stops_fit():
+    x, y = data()
+    others = tf.data.Dataset.from_tensor_slices((x, y + 100)).batch(4)
+    with pytest.raises(FloatingPointError, match="validation labels are not training classes"):
+        model_of(run_eagerly=False).fit(x, y, validation_data=others, verbose=0)

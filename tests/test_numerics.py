@@ -2,7 +2,6 @@
 
 import math
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -204,10 +203,3 @@ def test_angle_of_has_no_gradient():
 )
 def test_computation_dtype(dtype, computed):
     assert numerics.computation_dtype(dtype) == computed
-
-
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
-def test_exact_constant(dtype):
-    value = numerics.exact_constant(0.1)((), dtype=dtype)
-    assert keras.backend.standardize_dtype(value.dtype) == dtype
-    assert float(value) == float(np.array(0.1, dtype))

@@ -43,7 +43,7 @@ def split(image_set, *, unseen=0, held_out=0.2, seed=0):
         unseen: Number of identities kept out of training, 0 or from 2 (pairs of different people
             need two) to the number of identities - 2 (so does training).
         held_out: Fraction of each identity's images that is held out, rounded, but at least one
-            image goes to the test and at least one stays. An identity's only image stays.
+            (two of four or more) goes to the test and at least one stays. An only image stays.
         seed: Which images are held out.
 
     Returns:
@@ -81,6 +81,12 @@ def split(image_set, *, unseen=0, held_out=0.2, seed=0):
             f"The test split of {image_set.name!r} has identities that its training images do not "
             f"have. Test with new identities: `unseen`. Received: unseen={unseen}"
         )
+    if np.bincount(labels[test]).max() < 2 or len(np.unique(labels[test])) < 2:
+        raise ValueError(
+            "The test must have two images of one identity, and two identities, to make pairs; "
+            f"{image_set.name!r} has too few images per identity. Received: unseen={unseen}, "
+            f"held_out={held_out}"
+        )
     return Split(
         train_images=image_set.images[~test],
         train_labels=labels[~test],
@@ -98,7 +104,9 @@ def _hold_out(labels, held_out, seed):
     order = order[np.argsort(labels[order], kind="stable")]  # identity by identity, shuffled
     counts = np.bincount(labels)  # (identities,)
     rank = np.arange(len(labels)) - np.repeat(np.cumsum(counts) - counts, counts)
-    held = np.minimum(np.maximum(np.rint(counts * held_out), 1), counts - 1)  # 0 of a single image
+    # Two where there are four or more: the test needs pairs of one identity. 0 of a single image.
+    fewest = np.where(counts >= 4, 2, 1)
+    held = np.minimum(np.maximum(np.rint(counts * held_out), fewest), counts - 1)
     test = np.empty(len(labels), bool)
     test[order] = rank < np.repeat(held, counts)
     return test

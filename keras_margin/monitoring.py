@@ -1,0 +1,53 @@
+"""What EmbeddingModel watches while it trains."""
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_margin.backend import read
+
+
+class LastValue(keras.metrics.Metric):
+    """The value of the last step: a scale is not something to average."""
+
+    def __init__(self, name, **kwargs):
+        super().__init__(name=name, **kwargs)
+        # The same on every replica.
+        self.value = self.add_variable((), "zeros", aggregation="mean", name="value")
+
+    def update_state(self, value, sample_weight=None):
+        self.value.assign(ops.cast(value, self.value.dtype))
+
+    def result(self):
+        return read(self.value)
+
+
+class StopAtNonFiniteLoss(keras.callbacks.Callback):
+    """Raises at the first loss that is NaN or infinite, and says what usually brings it."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        loss = (logs or {}).get("loss", 0.0)
+        if np.isfinite(loss):
+            return
+        head = self.model.head
+        labels = ""
+        if head.num_classes is not None:
+            labels = (
+                f"a label outside 0 to {head.num_classes - 1} (the head has "
+                f"num_classes={head.num_classes}, ignore_class={head.ignore_class}); "
+            )
+        raise FloatingPointError(
+            f"The loss is {float(loss)} at batch {batch}. Usual causes: {labels}NaN or infinity in "
+            "the inputs, or inputs not scaled to about [0, 1]; a learning rate that is too high "
+            "(try a tenth); float16 without loss scaling. The weights may be damaged: go on from "
+            "the last good ones."
+        )
+
+    def on_epoch_end(self, epoch, logs=None):
+        loss = (logs or {}).get("val_loss", 0.0)
+        if not np.isfinite(loss):
+            raise FloatingPointError(
+                f"The val_loss is {float(loss)}: validation labels are not training classes, or "
+                "the validation inputs hold NaN or infinity. To judge the embeddings of other "
+                "identities use VerificationCallback."
+            )
