@@ -9,9 +9,9 @@ import sys
 
 import numpy as np
 import pytest
+import tensorflow_datasets as tfds
 from PIL import Image
 
-tfds = pytest.importorskip("tensorflow_datasets")
 EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
 
 
