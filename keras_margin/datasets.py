@@ -1,9 +1,11 @@
-"""Readers of the file formats in which face recognition keeps its data."""
+"""Readers of the file formats in which face recognition keeps its data, and batches of it."""
 
 import os
 import re
 
 import numpy as np
+
+from keras_margin.batches import balanced_batches as balanced_batches
 
 IMAGE_SUFFIXES = (
     *(".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp"),

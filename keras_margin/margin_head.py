@@ -4,7 +4,7 @@ import keras
 from keras import ops
 
 from keras_margin import subcenters
-from keras_margin.backend import read
+from keras_margin.backend import is_concrete, read
 from keras_margin.checks import (
     check_rows,
     checked_count,
@@ -12,7 +12,7 @@ from keras_margin.checks import (
     checked_number,
 )
 from keras_margin.distribution import global_sum, num_replicas
-from keras_margin.guidance import warn_of_loss_options, warn_of_settings
+from keras_margin.guidance import warn_of_clipped_norms, warn_of_loss_options, warn_of_settings
 from keras_margin.initializers import default_centers_initializer
 from keras_margin.labels import class_ids
 from keras_margin.losses import margin_loss
@@ -323,6 +323,8 @@ class MarginHead(keras.layers.Layer):
             self.scale_policy.update_state(statistics.log_b, statistics.target, usable)
         if self.margin_rule is not None:
             self.margin_rule.update_state(ops.stop_gradient(norms), usable)
+            if is_concrete(norms):
+                warn_of_clipped_norms(self)
 
     def _add_penalty(self, norms, usable):
         """`_penalty` in a functional model: its mean over the global batch."""

@@ -9,7 +9,7 @@ from keras import ops
 
 from keras_margin.distribution import global_sum, num_replicas, shares_can_be_empty
 from keras_margin.files import written_whole
-from keras_margin.monitoring import LastValue, StopAtNonFiniteLoss
+from keras_margin.monitoring import LastValue, Watch
 
 
 @keras.saving.register_keras_serializable(package="keras_margin")
@@ -147,7 +147,7 @@ class EmbeddingModel(keras.Model):
         self._check_labels(y)
         self._check_validation_labels(kwargs.get("validation_data"))
         self._warn_of_empty_shares(x, batch_size)
-        guard = StopAtNonFiniteLoss()
+        guard = Watch()
         if isinstance(callbacks, keras.callbacks.CallbackList):
             callbacks.append(guard)
         else:

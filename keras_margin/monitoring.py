@@ -5,6 +5,7 @@ import numpy as np
 from keras import ops
 
 from keras_margin.backend import read
+from keras_margin.guidance import warn_of_clipped_norms
 
 
 class LastValue(keras.metrics.Metric):
@@ -22,8 +23,11 @@ class LastValue(keras.metrics.Metric):
         return read(self.value)
 
 
-class StopAtNonFiniteLoss(keras.callbacks.Callback):
-    """Raises at the first loss that is NaN or infinite, and says what usually brings it."""
+class Watch(keras.callbacks.Callback):
+    """Raises at the first loss that is NaN or infinite, and says what usually brings it.
+
+    At the end of an epoch it lets the head warn of norms that are mostly clipped.
+    """
 
     def on_train_batch_end(self, batch, logs=None):
         loss = (logs or {}).get("loss", 0.0)
@@ -44,6 +48,7 @@ class StopAtNonFiniteLoss(keras.callbacks.Callback):
         )
 
     def on_epoch_end(self, epoch, logs=None):
+        warn_of_clipped_norms(self.model.head)
         loss = (logs or {}).get("val_loss", 0.0)
         if not np.isfinite(loss):
             raise FloatingPointError(

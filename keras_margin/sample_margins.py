@@ -7,20 +7,56 @@ from keras import ops
 
 from keras_margin.backend import read
 from keras_margin.checks import checked_number
-from keras_margin.distribution import gather_rows, global_row_indices
+from keras_margin.distribution import gather_rows, global_row_indices, global_sum
 from keras_margin.initializers import exact_constant
 from keras_margin.margins import ANGLE_WITH_FALLBACK, MarginRule, angular_margin, cosine_margin
 from keras_margin.numerics import sine_of
 from keras_margin.randomness import random_normal
 from keras_margin.schedules import NOT_NEGATIVE
 
-# AdaFace keeps angles this far from 0 and pi, and norms in this range (published code).
-ADAFACE_ANGLE = 1e-3
-ADAFACE_NORMS = (1e-3, 100.0)
+ADAFACE_ANGLE = 1e-3  # AdaFace keeps angles this far from 0 and pi (published code)
+
+
+class NormMargin(MarginRule):
+    """Base of the rules that read the embedding's norm, within limits.
+
+    Attributes:
+        norm_limits: (low, high); norms outside count as the nearer limit.
+        clipped_share: variable, the share of the last training call's rows outside the limits. A
+            head warns once where it is above 1/2: then the norms say nothing.
+    """
+
+    norm_limits = (0.0, math.inf)
+
+    def build(self, target_cosines_shape=None):
+        self.clipped_share = self._add_statistic("clipped_share", 0.0)
+
+    def _add_statistic(self, name, start):
+        return self.add_weight(
+            name=name,
+            initializer=exact_constant(start),
+            dtype=self.maths_dtype,
+            trainable=False,
+            autocast=False,
+            aggregation="only_first_replica",  # computed from the global batch on each of them
+        )
+
+    def update_state(self, norms, counted):
+        low, high = self.norm_limits
+        clipped = counted & ((norms < low) | (norms > high))
+        sums = ops.stack([ops.sum(ops.cast(rows, norms.dtype)) for rows in (clipped, counted)])
+        clipped, number = ops.unstack(global_sum(sums), 2)
+        share = clipped / ops.maximum(number, 1.0)
+        self.clipped_share.assign(ops.where(number > 0, share, read(self.clipped_share)))
+
+    def _clipped(self, norms):
+        if norms is None:
+            raise ValueError(f"{type(self).__name__} needs `norms`. Received: norms=None")
+        return ops.clip(norms, *self.norm_limits)
 
 
 @keras.saving.register_keras_serializable(package="keras_margin")
-class AdaFaceMargin(MarginRule):
+class AdaFaceMargin(NormMargin):
     """An angular and a cosine margin that move against each other with the image's quality.
 
     The embedding's norm n stands for the quality. With mu and sigma its running mean and standard
@@ -43,6 +79,8 @@ class AdaFaceMargin(MarginRule):
         eq. 11 and section 3.
     """
 
+    norm_limits = (1e-3, 100.0)  # of the published code
+
     def __init__(self, margin=0.4, *, h=0.333, momentum=0.01, **kwargs):
         super().__init__(**kwargs)
         self.margin = self.add_setting("margin", margin, *NOT_NEGATIVE)
@@ -50,21 +88,13 @@ class AdaFaceMargin(MarginRule):
         self.momentum = checked_number("momentum", momentum, 0.0, at_most=1.0)
 
     def build(self, target_cosines_shape=None):
+        super().build(target_cosines_shape)
         self.mu = self._add_statistic("mu", 20.0)
         self.sigma = self._add_statistic("sigma", 100.0)
 
-    def _add_statistic(self, name, start):
-        return self.add_weight(
-            name=name,
-            initializer=exact_constant(start),
-            dtype=self.maths_dtype,
-            trainable=False,
-            autocast=False,
-            aggregation="only_first_replica",  # computed from the global batch on each of them
-        )
-
     def update_state(self, norms, counted):
-        rows = ops.stack([ops.clip(norms, *ADAFACE_NORMS), ops.cast(counted, norms.dtype)], axis=1)
+        super().update_state(norms, counted)
+        rows = ops.stack([self._clipped(norms), ops.cast(counted, norms.dtype)], axis=1)
         norms, counted = ops.unstack(gather_rows(rows), 2, axis=1)  # (global_batch,) each
         number = ops.sum(counted)
         norms = ops.where(counted > 0, norms, 0.0)
@@ -77,10 +107,10 @@ class AdaFaceMargin(MarginRule):
             variable.assign(ops.where(number > 0, moved, read(variable)))
 
     def call(self, target_cosines, norms=None, labels=None, training=None):
-        norms = ops.stop_gradient(_needed(self, norms))
+        norms = ops.stop_gradient(self._clipped(norms))
         margin = self.setting("margin", target_cosines.dtype)
         spread = read(self.sigma) + 1e-3
-        quality = (ops.clip(norms, *ADAFACE_NORMS) - read(self.mu)) / spread
+        quality = (norms - read(self.mu)) / spread
         quality = ops.clip(self.h * quality, -1.0, 1.0)  # g
 
         # theta - margin g, kept in [1e-3, pi - 1e-3]: outside, the cosine of the end.
@@ -98,7 +128,7 @@ class AdaFaceMargin(MarginRule):
 
 
 @keras.saving.register_keras_serializable(package="keras_margin")
-class MagFaceMargin(MarginRule):
+class MagFaceMargin(NormMargin):
     """An angular margin that grows with the embedding's norm a.
 
         m(a) = l_m + (u_m - l_m) (clip(a, l_a, u_a) - l_a) / (u_a - l_a)
@@ -120,7 +150,7 @@ class MagFaceMargin(MarginRule):
 
     def __init__(self, norm_range=(10.0, 110.0), margin_range=(0.45, 0.8), **kwargs):
         super().__init__(**kwargs)
-        self.norm_range = _range("norm_range", norm_range)
+        self.norm_range = self.norm_limits = _range("norm_range", norm_range)
         if self.norm_range[0] == 0.0:
             raise ValueError(
                 "`norm_range` must begin above 0: MagFace divides by the norm. "
@@ -135,8 +165,7 @@ class MagFaceMargin(MarginRule):
 
     def call(self, target_cosines, norms=None, labels=None, training=None):
         (low, high), (least, most) = self.norm_range, self.margin_range
-        norms = ops.clip(_needed(self, norms), low, high)
-        margins = least + (most - least) / (high - low) * (norms - low)
+        margins = least + (most - least) / (high - low) * (self._clipped(norms) - low)
         return angular_margin(target_cosines, margins)
 
     def get_config(self):
@@ -202,9 +231,3 @@ def _range(name, values):
             f"`{name}` must be (low, high) with 0 <= low < high. Received: {name}={values!r}"
         )
     return low, high
-
-
-def _needed(rule, norms):
-    if norms is None:
-        raise ValueError(f"{type(rule).__name__} needs `norms`. Received: norms=None")
-    return norms
