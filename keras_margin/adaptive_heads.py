@@ -5,10 +5,10 @@ from keras import ops
 
 from keras_margin.backend import read
 from keras_margin.checks import checked_number
+from keras_margin.class_blocks import Curriculum, target_cosines
 from keras_margin.distribution import global_sum
 from keras_margin.margin_head import MarginHead
 from keras_margin.margins import AngularMargin
-from keras_margin.nontarget import Curriculum, target_cosines
 from keras_margin.numerics import add_angle
 from keras_margin.sample_margins import AdaFaceMargin, ElasticMargin, MagFaceMargin
 
@@ -53,22 +53,22 @@ class CurricularFace(MarginHead):
             aggregation="only_first_replica",  # computed from the global batch on each of them
         )
 
-    def _update_state(self, directions, norms, ids, usable):
-        super()._update_state(directions, norms, ids, usable)
-        target = self._own_cosines(directions, ids)
+    def _update_state(self, directions, norms, classes, usable):
+        super()._update_state(directions, norms, classes, usable)
+        target = self._own_cosines(directions, classes)
         number = global_sum(ops.sum(ops.cast(usable, target.dtype)))
         mean = global_sum(ops.sum(ops.where(usable, target, 0.0))) / ops.maximum(number, 1.0)
         moved = self.momentum * mean + (1.0 - self.momentum) * read(self.t)
         self.t.assign(ops.where(number > 0, moved, read(self.t)))
 
-    def _curriculum(self, directions, ids):
-        target = self._own_cosines(directions, ids)
+    def _curriculum(self, directions, classes, ids):
+        target = self._own_cosines(directions, classes)
         margin = self.margin_rule.setting("margin", self.maths_dtype, ids)
         # The mask compares with cos(theta + margin), without the rule's fallback.
         return Curriculum(add_angle(target, margin), read(self.t))
 
-    def _own_cosines(self, directions, ids):
-        return target_cosines(directions, read(self.centers), ids, **self._form)
+    def _own_cosines(self, directions, classes):
+        return target_cosines(directions, classes.centers, classes.labels, **self._form)
 
     def get_config(self):
         return {**super().get_config(), "momentum": self.momentum}

@@ -33,12 +33,16 @@ def warn_of_settings(head):
 
 def warn_of_loss_options(head):
     """Called when a head is asked for logits to train with."""
-    if (head.focal_gamma or head.label_smoothing) and head not in _warned_of_loss_options:
+    options = {name: getattr(head, name) for name in ("focal_gamma", "label_smoothing")}
+    options = {name: value for name, value in options.items() if value}
+    if head.sample_rate < 1.0:
+        options["sample_rate"] = head.sample_rate
+    if options and head not in _warned_of_loss_options:
         _warned_of_loss_options.add(head)
+        received = ", ".join(f"{name}={value}" for name, value in options.items())
         warnings.warn(
-            "Only `head.loss`, as in EmbeddingModel, applies `focal_gamma` and `label_smoothing`; "
-            "the logits of a functional model do not have them. Received: "
-            f"focal_gamma={head.focal_gamma}, label_smoothing={head.label_smoothing}",
+            f"Only `head.loss`, as in EmbeddingModel, applies {' and '.join(options)}; the logits "
+            f"of a functional model do not have it. Received: {received}",
             stacklevel=3,
         )
 

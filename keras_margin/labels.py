@@ -7,6 +7,8 @@ import numpy as np
 from keras import ops
 
 from keras_margin.backend import is_concrete
+from keras_margin.checks import check_rows
+from keras_margin.numerics import l2_norm
 
 # The whole numbers up to here are exact in these dtypes: larger ids would be silently other ids.
 _LARGEST_EXACT_ID = {"float32": 2**24, "float16": 2**11, "bfloat16": 2**8}
@@ -61,6 +63,29 @@ def _check_shape(shape, num_classes):
         f"`labels` must have shape (batch,), (batch, 1) or, one-hot, (batch, {num_classes}) for "
         f"num_classes={num_classes}. Received: labels.shape={shape}"
     )
+
+
+def usable_rows(head, embeddings, labels):
+    """What of a batch a head can use.
+
+    Args:
+        head: it says num_classes, ignore_class and, by its centres, the dimension.
+        embeddings: (batch, dim).
+        labels: as in `class_ids`.
+
+    Returns:
+        The labels' `ClassIds`; bool (batch,), the rows that count, have a class and a finite
+        embedding; the embeddings with 0 in place of rows that are not finite, since 0 * NaN would
+        reach the centres' gradient.
+    """
+    found = class_ids(labels, head.num_classes, head.ignore_class)
+    check_rows(embeddings, found.ids, head.centers.shape[1])
+    # Labels of another length can be seen in compiled code only now; [y] would be broadcast.
+    same = ops.shape(found.ids)[0] == ops.shape(embeddings)[0]
+    found = found._replace(valid=ops.logical_and(found.valid, same))
+    finite = ops.isfinite(l2_norm(ops.stop_gradient(embeddings)))
+    embeddings = ops.where(ops.expand_dims(finite, 1), embeddings, 0.0)
+    return found, found.counted & found.valid & finite, embeddings
 
 
 def _check_dtype(dtype, num_classes):

@@ -5,22 +5,19 @@ from keras import ops
 
 from keras_margin import subcenters
 from keras_margin.backend import is_concrete, read
-from keras_margin.checks import (
-    check_rows,
-    checked_count,
-    checked_ignore_class,
-    checked_number,
-)
+from keras_margin.checks import checked_count, checked_ignore_class, checked_number
+from keras_margin.class_blocks import harden
 from keras_margin.distribution import global_sum, num_replicas
 from keras_margin.guidance import warn_of_clipped_norms, warn_of_loss_options, warn_of_settings
 from keras_margin.initializers import default_centers_initializer
-from keras_margin.labels import class_ids
+from keras_margin.labels import class_ids, usable_rows
 from keras_margin.losses import margin_loss
-from keras_margin.margins import MarginRule
-from keras_margin.nontarget import class_statistics, harden
-from keras_margin.numerics import computation_dtype, l2_norm, l2_normalize
+from keras_margin.margins import checked_rule
+from keras_margin.nontarget import checked_chunk_size, class_statistics
+from keras_margin.numerics import computation_dtype, l2_norm, l2_normalize, product_dtype
+from keras_margin.sampling import all_classes, checked_rate, sampled_classes, sampled_ids
 from keras_margin.scales import as_scale_policy
-from keras_margin.schedules import revived
+from keras_margin.schedules import revived, stored
 
 
 @keras.saving.register_keras_serializable(package="keras_margin")
@@ -45,15 +42,19 @@ class MarginHead(keras.layers.Layer):
         scale: s, a positive number, a `keras.optimizers.schedules.LearningRateSchedule` of the
             training calls, or a policy of `keras_margin.scales`. 64 is the ArcFace paper's.
         num_subcenters: centres per class; a class counts with its best one (Sub-center ArcFace).
+        sample_rate: share of the classes that take part in a training step of `loss`, those of the
+            batch always (Partial FC). For 10^5 classes and more; compile `EmbeddingModel` with
+            SGD, Adam, AdamW or Lion, which then move the rows of the sample alone.
         ignore_class: rows with this label have loss 0, gradient 0, and no part in any statistic.
         focal_gamma: gamma of the focal factor (1 - p)^gamma on the loss, p the target's
             probability, differentiated in full (Lin et al., 2017, arXiv:1708.02002, eq. 4).
         label_smoothing: epsilon; the target keeps 1 - epsilon + epsilon / num_classes of the mass,
             on the logits with their margin. Both act in `loss`, in training only.
+        chunk_size: classes that `loss` holds at once, see `nontarget_logsumexp`; None: chosen.
         centers_initializer: default: uniform directions of about unit length.
         centers_regularizer: a Keras regularizer on the raw centres; None, since only their
             directions count.
-        seed: of the default initializer.
+        seed: of the default initializer and of the sample; whole number, or None.
         **kwargs: `name`, `dtype`, `trainable` of a Keras layer. The maths is float32 (float64 under
             that policy) and the centres are float32 variables whatever the mixed-precision policy.
 
@@ -89,7 +90,9 @@ class MarginHead(keras.layers.Layer):
         scale=64.0,
         *,
         num_subcenters=1,
+        sample_rate=1.0,
         ignore_class=None,
+        chunk_size=None,
         focal_gamma=0.0,
         label_smoothing=0.0,
         centers_initializer=None,
@@ -101,7 +104,9 @@ class MarginHead(keras.layers.Layer):
         super().__init__(autocast=False, **kwargs)
         self.num_classes = checked_count("num_classes", num_classes, smallest=2)
         self.num_subcenters = checked_count("num_subcenters", num_subcenters, smallest=1)
+        self.sample_rate = checked_rate(sample_rate, centers_regularizer)
         self.ignore_class = checked_ignore_class(ignore_class)
+        self.chunk_size = checked_chunk_size(chunk_size)
         self.focal_gamma = checked_number("focal_gamma", focal_gamma, 0.0)
         self.label_smoothing = checked_number("label_smoothing", label_smoothing, 0.0, below=1.0)
         self.seed = seed
@@ -111,7 +116,7 @@ class MarginHead(keras.layers.Layer):
         self.centers_regularizer = keras.regularizers.get(centers_regularizer)
         self.margin = margin
         self.scale = scale
-        self.margin_rule = _checked_rule(margin)
+        self.margin_rule = checked_rule(margin)
         self.scale_policy = as_scale_policy(scale)
         self.maths_dtype = computation_dtype(self.compute_dtype)
         for part in (self.margin_rule, self.scale_policy):
@@ -160,14 +165,15 @@ class MarginHead(keras.layers.Layer):
             return cosines * _column(self.scale_policy.scale_of(norms))
 
         warn_of_loss_options(self)
-        found, usable, embeddings = self._usable_rows(embeddings, labels)
+        found, usable, embeddings = usable_rows(self, embeddings, labels)
         directions, norms = self._directions(embeddings), l2_norm(embeddings)
-        self._update_state(directions, norms, found.ids, usable)
+        classes = all_classes(self.centers, found.ids, self.num_classes)
+        self._update_state(directions, norms, classes, usable)
         cosines = self._cosines(directions)  # (batch, num_classes)
         ids = ops.expand_dims(found.ids, 1)
         target = ops.squeeze(ops.take_along_axis(cosines, ids, axis=1), 1)
         margined = self._with_margin(target, norms, found.ids)
-        others, _ = harden(cosines, self._curriculum(directions, found.ids))
+        others, _ = harden(cosines, self._curriculum(directions, classes, found.ids))
         is_target = ids == ops.arange(self.num_classes, dtype=ids.dtype)
         logits = ops.where(is_target, ops.expand_dims(margined, 1), others)
         # An ignored row keeps its plain logits: Keras' loss leaves it out.
@@ -198,25 +204,26 @@ class MarginHead(keras.layers.Layer):
         Returns:
             loss, target_cosines, max_nontarget_cosines: float32 (batch,) each, the cosines without
             margin, NaN in rows that do not count. A row is classified right where
-            `target_cosines > max_nontarget_cosines`.
+            `target_cosines > max_nontarget_cosines`, among the classes that took part.
         """
         training = training is not False
         embeddings = ops.cast(embeddings, self.maths_dtype)
         if not self.built:
             self.build(tuple(embeddings.shape))
-        found, usable, embeddings = self._usable_rows(embeddings, labels)
+        found, usable, embeddings = usable_rows(self, embeddings, labels)
         directions, norms = self._directions(embeddings), l2_norm(embeddings)
+        classes = self._classes(found, training)
         if training and update_state:
-            self._update_state(directions, norms, found.ids, usable)
+            self._update_state(directions, norms, classes, usable)
 
         scale = self.scale_policy.scale_of(norms)
-        statistics = class_statistics(
+        statistics = self._statistics(
             directions,
-            read(self.centers),
-            found.ids,
+            classes,
             scale,
-            curriculum=self._curriculum(directions, found.ids) if training else None,
-            **self._form,
+            curriculum=self._curriculum(directions, classes, found.ids) if training else None,
+            wants_total=training and self.label_smoothing > 0,
+            wants_scale_gradient=self.scale_policy.takes_gradient,
         )
         if training:
             target_logit = scale * self._with_margin(statistics.target, norms, found.ids)
@@ -224,7 +231,7 @@ class MarginHead(keras.layers.Layer):
                 target_logit,
                 statistics.log_b,
                 scale * statistics.total,
-                num_classes=self.num_classes,
+                num_classes=ops.cast(classes.number, target_logit.dtype),
                 label_smoothing=self.label_smoothing,
                 focal_gamma=self.focal_gamma,
             )
@@ -257,21 +264,6 @@ class MarginHead(keras.layers.Layer):
 
     # Their parts.
 
-    def _usable_rows(self, embeddings, labels):
-        """The labels' `ClassIds`; bool (batch,), the rows with a class and a finite embedding; the
-
-        embeddings with 0 in place of rows that are not finite, since 0 * NaN would reach the
-        centres' gradient.
-        """
-        found = class_ids(labels, self.num_classes, self.ignore_class)
-        check_rows(embeddings, found.ids, self.centers.shape[1])
-        # Labels of another length can be seen in compiled code only now; [y] would be broadcast.
-        same = ops.shape(found.ids)[0] == ops.shape(embeddings)[0]
-        found = found._replace(valid=ops.logical_and(found.valid, same))
-        finite = ops.isfinite(l2_norm(ops.stop_gradient(embeddings)))
-        embeddings = ops.where(ops.expand_dims(finite, 1), embeddings, 0.0)
-        return found, found.counted & found.valid & finite, embeddings
-
     def _directions(self, embeddings):
         """What is compared with the centres: unit vectors, so that the products are cosines."""
         return l2_normalize(embeddings) if self.normalize_embeddings else embeddings
@@ -283,6 +275,36 @@ class MarginHead(keras.layers.Layer):
             "num_subcenters": self.num_subcenters,
             "normalize_centers": self.normalize_centers,
         }
+
+    def sampled_ids(self, found):
+        """The classes of the next training call, int32 (S,), for `ClassIds` of its labels."""
+        return sampled_ids(
+            found.ids,
+            found.counted & found.valid,
+            self.num_classes,
+            self.sample_rate,
+            self.seed or 0,
+            self._calls_so_far(),
+        )
+
+    def _classes(self, found, training):
+        if not training or self.sample_rate == 1.0:
+            return all_classes(self.centers, found.ids, self.num_classes)
+        sample = self.sampled_ids(found)
+        return sampled_classes(self.centers, found.ids, sample, self.num_subcenters)
+
+    def _statistics(self, directions, classes, scale, **wanted):
+        """One pass over the classes of the step."""
+        return class_statistics(
+            directions,
+            classes.centers,
+            classes.labels,
+            scale,
+            chunk_size=self.chunk_size,
+            product_dtype=product_dtype(self.compute_dtype),
+            **self._form,
+            **wanted,
+        )
 
     def _cosines(self, directions):
         """(batch, num_classes): with sub-centres each class' best."""
@@ -302,7 +324,7 @@ class MarginHead(keras.layers.Layer):
 
     # What a head may add, besides a rule and a policy.
 
-    def _curriculum(self, directions, ids):
+    def _curriculum(self, directions, classes, ids):
         """A `Curriculum` for the other classes in training, or None."""
         return None
 
@@ -310,15 +332,11 @@ class MarginHead(keras.layers.Layer):
         """A term of the loss in training from the embeddings' norms, (batch,), or None."""
         return None
 
-    def _update_state(self, directions, norms, ids, usable):
+    def _update_state(self, directions, norms, classes, usable):
         """Moves scale and margin in a training call, before they are used."""
         if self.scale_policy.needs_statistics:
-            statistics = class_statistics(
-                ops.stop_gradient(directions),
-                ops.stop_gradient(read(self.centers)),
-                ids,
-                self.scale_policy.current(),
-                **self._form,
+            statistics = self._statistics(
+                ops.stop_gradient(directions), classes, self.scale_policy.current()
             )
             self.scale_policy.update_state(statistics.log_b, statistics.target, usable)
         if self.margin_rule is not None:
@@ -358,10 +376,12 @@ class MarginHead(keras.layers.Layer):
         return {
             **super().get_config(),
             "num_classes": self.num_classes,
-            "margin": _stored(self.margin),
-            "scale": _stored(self.scale),
+            "margin": stored(self.margin),
+            "scale": stored(self.scale),
             "num_subcenters": self.num_subcenters,
+            "sample_rate": self.sample_rate,
             "ignore_class": self.ignore_class,
+            "chunk_size": self.chunk_size,
             "focal_gamma": self.focal_gamma,
             "label_smoothing": self.label_smoothing,
             "centers_initializer": keras.initializers.serialize(self.centers_initializer),
@@ -375,22 +395,6 @@ class MarginHead(keras.layers.Layer):
         return cls(**{**config, **nested})
 
 
-def _checked_rule(margin):
-    if margin is None or isinstance(margin, MarginRule):
-        return margin
-    raise TypeError(
-        "`margin` of MarginHead must be a rule, such as keras_margin.margins.AngularMargin(0.5), "
-        f"or None. Received: margin={margin!r}"
-    )
-
-
 def _column(scale):
     """A scale that broadcasts with (batch, num_classes)."""
     return ops.expand_dims(scale, 1) if len(scale.shape) else scale
-
-
-def _stored(value):
-    """A rule, policy or schedule serialised; numbers, lists and None as they are."""
-    if isinstance(value, (int, float, list, tuple)) or value is None:
-        return value
-    return keras.saving.serialize_keras_object(value)

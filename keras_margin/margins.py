@@ -312,3 +312,17 @@ class CombinedMargin(MarginRule):
         multiplicative = self.setting("multiplicative", dtype)
         additive = self.setting("additive", dtype)
         return combined_margin(target_cosines, multiplicative, angular, additive)
+
+
+def checked_rule(margin):
+    """`margin` of MarginHead: a rule or None.
+
+    Raises:
+        TypeError: it is neither.
+    """
+    if margin is None or isinstance(margin, MarginRule):
+        return margin
+    raise TypeError(
+        "`margin` of MarginHead must be a rule, such as keras_margin.margins.AngularMargin(0.5), "
+        f"or None. Received: margin={margin!r}"
+    )

@@ -4,19 +4,27 @@
     log B_i = log sum_{k != y} exp(s cos(theta_ik))         AdaCos eq. 7
     hardest_i = max_{k != y} cos(theta_ik)
 
-Autodiff would hold several (batch, num_classes) tensors; the custom gradient needs the cosines
-only. The centres are never copied normalised: 1 / |w| is kept per class.
+Autodiff would hold several (batch, num_classes) tensors; the custom gradient holds one block of
+classes at a time, see `class_blocks.py`. The centres are never copied normalised: 1 / |w| is kept
+per class.
 """
 
+import functools
 from typing import NamedTuple
 
 import keras
 from keras import ops
 
-from keras_margin.backend import custom_gradient, read
+from keras_margin.backend import compiled, custom_gradient, read
 from keras_margin.checks import check_rows, checked_count
+from keras_margin.class_blocks import Curriculum, Form, backward, forward
 from keras_margin.labels import class_ids
-from keras_margin.numerics import computation_dtype, inverse_norms
+from keras_margin.numerics import computation_dtype
+
+# Measured on two cores, see benchmarks/: entries of (batch, classes) of float32.
+ONE_BLOCK = 2**25  # up to here all at once
+BLOCK = 2**22  # else blocks of this size
+COMPILE_FROM = 4096  # classes; below, compiling takes longer than it saves
 
 
 def nontarget_logsumexp(
@@ -27,6 +35,7 @@ def nontarget_logsumexp(
     *,
     normalize_centers=True,
     num_subcenters=1,
+    chunk_size=None,
 ):
     """log of the non-target mass, and the largest non-target cosine.
 
@@ -41,6 +50,8 @@ def nontarget_logsumexp(
         scale: number, scalar tensor or (batch,).
         normalize_centers: False leaves out the division by |w_k|.
         num_subcenters: rows per class.
+        chunk_size: classes a block. Backward multiplies each block again, a fourth product for the
+            memory of (batch, num_classes). None: one block while that is small, else blocks.
 
     Returns:
         `log_b` (batch,) and `max_cosine` (batch,). Gradients flow through `log_b` into embeddings,
@@ -76,6 +87,7 @@ def nontarget_logsumexp(
         scale,
         normalize_centers=normalize_centers,
         num_subcenters=num_subcenters,
+        chunk_size=checked_chunk_size(chunk_size),
     )
     nan = float("nan")
     return (
@@ -89,15 +101,8 @@ class ClassStatistics(NamedTuple):
 
     target: object  # the target's cosine
     log_b: object  # log of the non-target mass
-    total: object  # the sum of the non-target cosines, as they enter the logits
+    total: object  # the sum of the non-target cosines, as they enter the logits; 0 if not wanted
     hardest: object  # the largest non-target cosine
-
-
-class Curriculum(NamedTuple):
-    """CurricularFace's rule for the other classes: c becomes c (t + c) where c > threshold."""
-
-    thresholds: object  # (batch,)
-    t: object  # scalar
 
 
 def class_statistics(
@@ -108,106 +113,82 @@ def class_statistics(
     *,
     normalize_centers=True,
     num_subcenters=1,
+    chunk_size=None,
     curriculum=None,
+    wants_total=False,
+    wants_scale_gradient=True,
+    product_dtype=None,
 ):
     """`nontarget_logsumexp`, and what else the same pass can say.
 
     Args:
         embeddings, centers: of one dtype.
         labels: int32 (batch,), each in range.
-        scale, normalize_centers, num_subcenters: as in `nontarget_logsumexp`.
+        scale, normalize_centers, num_subcenters, chunk_size: as in `nontarget_logsumexp`.
         curriculum: a `Curriculum` for the non-target cosines, or None.
+        wants_total, wants_scale_gradient: False saves the work.
+        product_dtype: of the entries that large products multiply; None: the embeddings'.
 
     Returns:
         `ClassStatistics`.
     """
     num_classes = centers.shape[0] // num_subcenters
+    is_large = num_classes > COMPILE_FROM
+    dtype = keras.backend.standardize_dtype(embeddings.dtype)
+    form = Form(
+        chunk_size=chosen_chunk_size(chunk_size, num_classes, embeddings.shape[0]),
+        num_subcenters=num_subcenters,
+        normalize_centers=normalize_centers,
+        has_curriculum=curriculum is not None,
+        wants_total=wants_total,
+        wants_scale_gradient=wants_scale_gradient,
+        product_dtype=product_dtype if product_dtype and is_large else dtype,
+    )
+    run_forward, run_backward = _passes(form, is_large)
     scale = ops.convert_to_tensor(scale, dtype=embeddings.dtype)
     scale = ops.broadcast_to(scale, ops.shape(embeddings)[:1])  # (batch,)
+    if curriculum is None:
+        curriculum = Curriculum(scale, scale)  # not looked at
 
     @custom_gradient
     def statistics(embeddings, centers, scale):
-        if normalize_centers:
-            inverse = inverse_norms(centers)  # (rows,)
-        else:
-            inverse = ops.ones_like(centers[:, 0])
-        rows = ops.matmul(embeddings, ops.transpose(centers)) * inverse  # (batch, rows)
-        cosines, winners = _best_subcenters(rows, num_subcenters)  # (batch, num_classes)
-        is_target = ops.expand_dims(labels, 1) == ops.arange(num_classes, dtype=labels.dtype)
-        others, slopes = harden(cosines, curriculum)
-        target = ops.sum(ops.where(is_target, cosines, 0.0), axis=1)
-        total = ops.sum(ops.where(is_target, 0.0, others), axis=1)
-        hardest = _max(ops.where(is_target, -float("inf"), cosines), axis=1)
-        logits = ops.where(is_target, -float("inf"), others * ops.expand_dims(scale, 1))
-        log_b = ops.logsumexp(logits, axis=1)
+        # Stopped, since TensorFlow's tape would look into a compiled loop and fail.
+        inputs = keras.tree.map_structure(
+            ops.stop_gradient, (embeddings, centers, labels, scale, curriculum)
+        )
+        values, residuals = run_forward(*inputs)
 
         def gradient(of_target, of_log_b, of_total, _):
-            # d log_b / d logit_k = exp(logit_k - log_b), the share of class k in the mass.
-            shares = ops.exp(logits - ops.expand_dims(log_b, 1))  # 0 for the target
-            of_others = shares * ops.expand_dims(of_log_b * scale, 1)
-            of_others = (of_others + ops.expand_dims(of_total, 1)) * slopes
-            of_cosines = ops.where(is_target, ops.expand_dims(of_target, 1), of_others)
-            of_scale = of_log_b * ops.sum(shares * others, axis=1)
-            of_rows = of_cosines if winners is None else _to_rows(of_cosines, winners)
-            of_embeddings = ops.matmul(of_rows * inverse, centers)
-            of_centers = ops.matmul(ops.transpose(of_rows), embeddings)
-            if normalize_centers:
-                # d cos / d w = (x - cos w / |w|) / |w|
-                along = ops.sum(of_rows * rows, axis=0)  # (rows,)
-                of_centers -= centers * ops.expand_dims(along * inverse, 1)
-                of_centers *= ops.expand_dims(inverse, 1)
-            return of_embeddings, of_centers, of_scale
+            return run_backward(*inputs, residuals, (of_target, of_log_b, of_total))
 
-        return (target, log_b, total, hardest), gradient
+        return values, gradient
 
     return ClassStatistics(*statistics(embeddings, centers, scale))
 
 
-def harden(cosines, curriculum):
-    """The cosines of the other classes as they enter the logits, and d of them / d cosine.
+def checked_chunk_size(chunk_size):
+    """A whole number of at least 1, or None."""
+    return None if chunk_size is None else checked_count("chunk_size", chunk_size, smallest=1)
+
+
+def chosen_chunk_size(chunk_size, num_classes, batch):
+    """Classes a block: one block while its cosines are small, else blocks that stay in the cache.
 
     Args:
-        cosines: (batch, num_classes).
-        curriculum: a `Curriculum`; None leaves them as they are.
-
-    Returns:
-        Two tensors (batch, num_classes); the second is the number 1.0 without a curriculum.
+        chunk_size: the user's choice, or None.
+        num_classes: C.
+        batch: rows, or None where they are not known yet.
     """
-    if curriculum is None:
-        return cosines, 1.0
-    is_hard = cosines > ops.expand_dims(curriculum.thresholds, 1)
-    hardened = ops.where(is_hard, cosines * (curriculum.t + cosines), cosines)
-    return hardened, ops.where(is_hard, curriculum.t + 2.0 * cosines, ops.ones_like(cosines))
+    if chunk_size is not None:
+        return chunk_size
+    batch = batch or 1024
+    if batch * num_classes <= ONE_BLOCK:
+        return num_classes
+    return min(num_classes, max(1024, BLOCK // batch))
 
 
-def target_cosines(embeddings, centers, labels, *, normalize_centers=True, num_subcenters=1):
-    """The target's cosine (batch,) alone, for statistics that must come before the pass.
-
-    No gradient flows.
-    """
-    rows = ops.expand_dims(labels * num_subcenters, 1) + ops.arange(num_subcenters, dtype="int32")
-    own = ops.stop_gradient(ops.take(centers, rows, axis=0))  # (batch, num_subcenters, dim)
-    cosines = ops.einsum("bd,bkd->bk", ops.stop_gradient(embeddings), own)
-    if normalize_centers:
-        cosines = cosines * inverse_norms(own)
-    return _max(cosines, axis=1)
-
-
-def _best_subcenters(rows, num_subcenters):
-    """The largest cosine of each class, and which row has it (None where a class has one row)."""
-    if num_subcenters == 1:
-        return rows, None
-    grouped = ops.reshape(rows, (-1, rows.shape[1] // num_subcenters, num_subcenters))
-    winners = ops.one_hot(ops.argmax(grouped, axis=2), num_subcenters, dtype=rows.dtype)
-    return _max(grouped, axis=2), winners  # (batch, num_classes), (batch, num_classes, k)
-
-
-def _max(cosines, axis):
-    # `initial`: without it Keras checks at run time that there is something to compare.
-    return ops.max(cosines, axis=axis, initial=-float("inf"))
-
-
-def _to_rows(of_cosines, winners):
-    """The gradient of a class goes to the row that won."""
-    of_rows = ops.expand_dims(of_cosines, 2) * winners
-    return ops.reshape(of_rows, (-1, winners.shape[1] * winners.shape[2]))
+@functools.cache
+def _passes(form, compile_them):
+    """Forward and backward of one form; compiled once, not at each call in eager code."""
+    passes = functools.partial(forward, form), functools.partial(backward, form)
+    return tuple(map(compiled, passes)) if compile_them else passes

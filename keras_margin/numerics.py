@@ -21,6 +21,15 @@ def computation_dtype(dtype):
     return "float64" if dtype == "float64" else "float32"
 
 
+def product_dtype(dtype):
+    """The dtype of what the products with the classes multiply under a layer dtype.
+
+    Half precision stays where it pays: the sums are float32 all the same. A cosine's error is then
+    that of rounding its factors, about 2^-9 / sqrt(dim) in bfloat16.
+    """
+    return dtype if dtype in ("float16", "bfloat16") else computation_dtype(dtype)
+
+
 def smallest_sine(dtype):
     """The bound below sin(theta) where it divides: sqrt(epsilon).
 

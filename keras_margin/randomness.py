@@ -8,6 +8,8 @@ import math
 
 from keras import ops
 
+_ROUNDS = 6
+
 
 def random_bits(seed, step, indices):
     """Hashes (seed, step, index) to 32 uniform bits each.
@@ -39,6 +41,48 @@ def random_normal(seed, step, indices, dtype):
     first = _uniform(random_bits(seed, step, indices * _uint32(2)), dtype)
     second = _uniform(random_bits(seed, step, indices * _uint32(2) + _uint32(1)), dtype)
     return ops.sqrt(-2.0 * ops.log(first)) * ops.cos(2.0 * math.pi * second)
+
+
+def random_permutation(seed, step, indices, size):
+    """Where a random permutation of 0 .. size - 1, one for each (seed, step), takes the indices.
+
+    The images of 0 .. n - 1 are n numbers drawn without replacement, at the cost of n.
+
+    Args:
+        seed, step: as in `random_bits`.
+        indices: integer tensor (n,), in 0 .. size - 1.
+        size: how many numbers are permuted, at most 2^31.
+
+    Returns:
+        int32 tensor (n,).
+    """
+    # A bijection of the next power of two, taken again and again until it falls inside: numbers
+    # that start inside come back inside, at different places ("cycle walking").
+    bits = max((size - 1).bit_length(), 1)
+    keys = ops.unstack(random_bits(seed, step, ops.arange(_ROUNDS, dtype="int32")), _ROUNDS)
+
+    def moved(x):
+        for key in keys:
+            x = _keep(x + key, bits)
+            x = ops.bitwise_xor(x, ops.right_shift(x, _uint32((bits + 1) // 2)))
+            x = _keep(x * _uint32(0x7FEB352D), bits)
+        return x
+
+    def is_outside(x):
+        return ops.cast(x, "int32") > size - 1
+
+    x = moved(ops.cast(indices, "uint32"))
+    if size < 2**bits:
+        (x,) = ops.while_loop(
+            lambda x: ops.any(is_outside(x)),
+            lambda x: (ops.where(is_outside(x), moved(x), x),),
+            (x,),
+        )
+    return ops.cast(x, "int32")
+
+
+def _keep(x, bits):
+    return ops.bitwise_and(x, _uint32(2**bits - 1))
 
 
 def _uniform(bits, dtype):

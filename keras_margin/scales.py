@@ -84,10 +84,12 @@ class ScalePolicy(HeadPart):
     Attributes:
         moves: whether the scale changes in training; then `fit` reports it.
         needs_statistics: whether the head must call `update_state` in a training call.
+        takes_gradient: whether the loss is differentiated by the scale; False saves the work.
     """
 
     moves = False
     needs_statistics = False
+    takes_gradient = True
 
     def __init__(self, **kwargs):
         super().__init__(**kwargs)
@@ -126,6 +128,8 @@ class FixedScale(ScalePolicy):
     Raises:
         ValueError: a number that is not positive.
     """
+
+    takes_gradient = False
 
     def __init__(self, value, **kwargs):
         super().__init__(**kwargs)
@@ -224,6 +228,8 @@ class AdaCosScale(ScalePolicy):
         Zhang et al., AdaCos: Adaptively Scaling Cosine Logits for Effectively Learning Deep Face
         Representations, 2019, arXiv:1905.00292, eq. 12 to 15.
     """
+
+    takes_gradient = False
 
     def __init__(self, num_classes, dynamic=True, *, min_scale=0.1, max_scale=None, **kwargs):
         super().__init__(**kwargs)

@@ -68,3 +68,10 @@ class Setting:
 def revived(value):
     """The object that a config stores: rules, policies and schedules come back, numbers stay."""
     return keras.saving.deserialize_keras_object(value) if isinstance(value, dict) else value
+
+
+def stored(value):
+    """A rule, policy or schedule serialised; numbers, lists and None as they are."""
+    if isinstance(value, (int, float, list, tuple)) or value is None:
+        return value
+    return keras.saving.serialize_keras_object(value)

@@ -8,6 +8,7 @@ from keras import ops
 from keras_margin.backend import read
 from keras_margin.checks import checked_number
 from keras_margin.initializers import exact_constant
+from keras_margin.labels import usable_rows
 from keras_margin.margin_head import MarginHead
 
 
@@ -95,7 +96,7 @@ class SphereFace2(MarginHead):
         embeddings = ops.cast(embeddings, self.maths_dtype)
         if labels is None or training is False:
             return self._logits(self._cosines(self._directions(embeddings)))
-        found, usable, embeddings = self._usable_rows(embeddings, labels)
+        found, usable, embeddings = usable_rows(self, embeddings, labels)
         cosines = self._cosines(self._directions(embeddings))
         logits = self._margined(cosines, self._is_target(found))
         self._count_call(usable)
@@ -104,7 +105,7 @@ class SphereFace2(MarginHead):
     def loss_and_cosines(self, embeddings, labels, training=None, update_state=True):
         training = training is not False
         embeddings = ops.cast(embeddings, self.maths_dtype)
-        found, usable, embeddings = self._usable_rows(embeddings, labels)
+        found, usable, embeddings = usable_rows(self, embeddings, labels)
         cosines = self._cosines(self._directions(embeddings))  # (batch, num_classes)
         is_target = self._is_target(found)
         logits = self._margined(cosines, is_target) if training else self._logits(cosines)
