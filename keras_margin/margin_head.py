@@ -15,7 +15,7 @@ from keras_margin.losses import margin_loss
 from keras_margin.margins import checked_rule
 from keras_margin.nontarget import checked_chunk_size, class_statistics
 from keras_margin.numerics import computation_dtype, l2_norm, l2_normalize, product_dtype
-from keras_margin.sampling import all_classes, checked_rate, sampled_classes, sampled_ids
+from keras_margin.sampling import checked_rate, classes_of_step, every_class
 from keras_margin.scales import as_scale_policy
 from keras_margin.schedules import revived, stored
 
@@ -123,8 +123,8 @@ class MarginHead(keras.layers.Layer):
             if part is not None:
                 part.own(self)
         if self.margin_rule is not None:
-            self.margin_rule.attach(self.num_classes, self._calls_so_far, self.maths_dtype)
-        self.scale_policy.attach(self.num_classes, self._calls_so_far, self.maths_dtype)
+            self.margin_rule.attach(self.num_classes, self.calls_so_far, self.maths_dtype)
+        self.scale_policy.attach(self.num_classes, self.calls_so_far, self.maths_dtype)
 
     def build(self, embeddings_shape, labels_shape=None):
         if len(embeddings_shape) != 2 or embeddings_shape[-1] is None:
@@ -167,7 +167,7 @@ class MarginHead(keras.layers.Layer):
         warn_of_loss_options(self)
         found, usable, embeddings = usable_rows(self, embeddings, labels)
         directions, norms = self._directions(embeddings), l2_norm(embeddings)
-        classes = all_classes(self.centers, found.ids, self.num_classes)
+        classes = every_class(self, found)
         self._update_state(directions, norms, classes, usable)
         cosines = self._cosines(directions)  # (batch, num_classes)
         ids = ops.expand_dims(found.ids, 1)
@@ -212,7 +212,7 @@ class MarginHead(keras.layers.Layer):
             self.build(tuple(embeddings.shape))
         found, usable, embeddings = usable_rows(self, embeddings, labels)
         directions, norms = self._directions(embeddings), l2_norm(embeddings)
-        classes = self._classes(found, training)
+        classes = classes_of_step(self, found) if training else every_class(self, found)
         if training and update_state:
             self._update_state(directions, norms, classes, usable)
 
@@ -276,23 +276,6 @@ class MarginHead(keras.layers.Layer):
             "normalize_centers": self.normalize_centers,
         }
 
-    def sampled_ids(self, found):
-        """The classes of the next training call, int32 (S,), for `ClassIds` of its labels."""
-        return sampled_ids(
-            found.ids,
-            found.counted & found.valid,
-            self.num_classes,
-            self.sample_rate,
-            self.seed or 0,
-            self._calls_so_far(),
-        )
-
-    def _classes(self, found, training):
-        if not training or self.sample_rate == 1.0:
-            return all_classes(self.centers, found.ids, self.num_classes)
-        sample = self.sampled_ids(found)
-        return sampled_classes(self.centers, found.ids, sample, self.num_subcenters)
-
     def _statistics(self, directions, classes, scale, **wanted):
         """One pass over the classes of the step."""
         return class_statistics(
@@ -354,13 +337,13 @@ class MarginHead(keras.layers.Layer):
         # Keras divides what a layer adds by the number of replicas.
         self.add_loss(total * num_replicas() / ops.maximum(number, 1.0))
 
-    def _calls_so_far(self):
+    def calls_so_far(self):
         return read(self.steps) if self.built else 0
 
     def _count_call(self, usable):
         """A call in which no row of the global batch counts moves no counter."""
         rows = global_sum(ops.sum(ops.cast(usable, "int32")))
-        self.steps.assign(self._calls_so_far() + ops.cast(rows > 0, "int32"))
+        self.steps.assign(self.calls_so_far() + ops.cast(rows > 0, "int32"))
 
     # What Keras asks.
 

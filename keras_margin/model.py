@@ -10,6 +10,9 @@ from keras import ops
 from keras_margin.distribution import global_sum, num_replicas, shares_can_be_empty
 from keras_margin.files import written_whole
 from keras_margin.monitoring import LastValue, Watch
+from keras_margin.plain_models import PlainModels, embeddings_shape_of, graph_of
+from keras_margin.row_updates import check_optimizer, put_back_other_rows, update_rows_only
+from keras_margin.sampling import rows_of_step
 
 
 @keras.saving.register_keras_serializable(package="keras_margin")
@@ -57,19 +60,19 @@ class EmbeddingModel(keras.Model):
         self.accuracy_metric = keras.metrics.Mean(name="accuracy") if has_classes else None
         moves = has_classes and head.scale_policy.moves
         self.scale_metric = LastValue(name="scale") if moves else None
-        self._models = _PlainModels(self)
-        graph = _graph(backbone)
+        self._models = PlainModels(self)
+        graph = graph_of(backbone)
         if graph is not None:
             inputs, embeddings = graph
             if not self.head.built:
-                self.head.build(_embeddings_shape(embeddings))
+                self.head.build(embeddings_shape_of(embeddings))
             self(inputs)  # so that the model is built, and `summary` reads well
 
     def call(self, inputs, training=None):
         self._models.remember(inputs)
         embeddings = self.backbone(inputs, training=training)
         if not self.head.built:
-            self.head.build(_embeddings_shape(embeddings))
+            self.head.build(embeddings_shape_of(embeddings))
         return embeddings
 
     # Training.
@@ -81,6 +84,7 @@ class EmbeddingModel(keras.Model):
 
         Raises:
             TypeError: `loss` or `metrics` is given.
+            ValueError: the head samples its classes, and the optimizer cannot leave others alone.
         """
         if loss is not None:
             raise TypeError(
@@ -95,6 +99,34 @@ class EmbeddingModel(keras.Model):
                 f"Received: metrics={metrics!r}, weighted_metrics={weighted_metrics!r}"
             )
         super().compile(optimizer=optimizer, **kwargs)
+        if self._samples:
+            check_optimizer(self.optimizer)
+            if keras.backend.backend() == "tensorflow":
+                update_rows_only(self.optimizer, lambda: self.head.centers)
+
+    @property
+    def _samples(self):
+        return getattr(self.head, "sample_rate", 1.0) < 1.0
+
+    def train_step(self, *args):
+        """Keras' own; on JAX rows of classes that were not sampled are put back after it."""
+        result = super().train_step(*args)
+        if not self._samples or keras.backend.backend() != "jax":
+            return result
+        (trained, others, slots, _), data = args
+        logs, (new_trained, new_others, new_slots, metrics) = result
+        _, y, _ = keras.utils.unpack_x_y_sample_weight(data)
+        mapping = list(zip(self.non_trainable_variables, others, strict=True))
+        with keras.StatelessScope(state_mapping=mapping):
+            rows = rows_of_step(self.head, y)
+        new_trained, new_slots = put_back_other_rows(
+            self.optimizer,
+            self.head.centers,
+            rows,
+            (self.trainable_variables, trained, new_trained),
+            (self.optimizer.variables, slots, new_slots),
+        )
+        return logs, (new_trained, new_others, new_slots, metrics)
 
     def compile_from_config(self, config):
         self.compile(**keras.saving.deserialize_keras_object(config))
@@ -177,7 +209,8 @@ class EmbeddingModel(keras.Model):
 
     def _warn_of_empty_shares(self, x, batch_size):
         """Keras' BatchNormalization turns non-finite on a replica that gets no rows."""
-        replicas = getattr(self.distribute_strategy, "num_replicas_in_sync", 1)
+        strategy = getattr(self, "distribute_strategy", None)  # TensorFlow's
+        replicas = getattr(strategy, "num_replicas_in_sync", 1)
         layers = keras.layers.BatchNormalization
         has_statistics = any(isinstance(layer, layers) for layer in self._flatten_layers())
         if replicas == 1 or not has_statistics:
@@ -282,71 +315,6 @@ class EmbeddingModel(keras.Model):
             for key in ("backbone", "head")
         }
         return cls(**{**config, **parts})
-
-
-class _PlainModels:
-    """Makes encoder and classifier once. Kept out of the model's attributes, so that Keras neither
-
-    counts their layers twice nor saves them: they hold the backbone's and the head's own layers.
-    """
-
-    def __init__(self, model):
-        self._model = model
-        self._made = {}
-        self._input_specs = None
-
-    def remember(self, inputs):
-        """Keeps shapes and dtypes of the first inputs: a subclassed backbone does not know them."""
-        if self._input_specs is None:
-            self._input_specs = keras.tree.map_structure(
-                lambda tensor: keras.KerasTensor((None, *tensor.shape[1:]), dtype=tensor.dtype),
-                inputs,
-            )
-
-    def get(self, kind):
-        if kind not in self._made:
-            inputs, embeddings = self._inputs_and_embeddings()
-            if kind == "encoder":
-                last = keras.layers.UnitNormalization(dtype="float32", name="unit_embedding")
-            else:
-                last = self._model.head
-            self._made[kind] = keras.Model(inputs, last(embeddings), name=kind)
-        return self._made[kind]
-
-    def _inputs_and_embeddings(self):
-        backbone = self._model.backbone
-        graph = _graph(backbone)
-        if graph is not None:
-            return graph
-        if self._input_specs is None:
-            raise ValueError(
-                "The backbone's input shape is not known yet: call the model on a batch, or `fit` "
-                f"it, first. Received: backbone={backbone.name!r} of class "
-                f"{type(backbone).__name__}"
-            )
-        inputs = keras.tree.map_structure(
-            lambda spec: keras.Input(spec.shape[1:], dtype=spec.dtype), self._input_specs
-        )
-        return inputs, backbone(inputs)
-
-
-def _graph(backbone):
-    """The symbolic inputs and embeddings of a functional or Sequential backbone, or None."""
-    if isinstance(backbone, keras.Sequential):
-        return (backbone.inputs[0], backbone.outputs[0]) if backbone.built else None
-    if getattr(backbone, "inputs", None) is not None:
-        return backbone.input, backbone.output  # as the user gave them: a tensor, a list, a dict
-    return None
-
-
-def _embeddings_shape(embeddings):
-    shape = getattr(embeddings, "shape", None)
-    if shape is None:
-        raise ValueError(
-            "The backbone must give one tensor of embeddings (batch, dim). "
-            f"Received: {type(embeddings).__name__}"
-        )
-    return (None, *shape[1:])
 
 
 def _check_replaceable(path):

@@ -13,6 +13,7 @@ from keras import ops
 from keras_margin.backend import read, take_rows
 from keras_margin.checks import checked_number
 from keras_margin.distribution import gather_rows
+from keras_margin.labels import class_ids
 from keras_margin.randomness import random_permutation
 
 
@@ -43,15 +44,37 @@ class Classes(NamedTuple):
     number: object  # of classes: a number, or a tensor where the batch is not known yet
 
 
-def all_classes(centers, ids, num_classes):
-    """Every class.
+def every_class(head, found):
+    """All classes of a head, for the `ClassIds` of a batch."""
+    return Classes(read(head.centers), found.ids, head.num_classes)
 
-    Args:
-        centers: the variable.
-        ids: int32 (batch,), each in range.
-        num_classes: C.
-    """
-    return Classes(read(centers), ids, num_classes)
+
+def classes_of_step(head, found):
+    """The classes of a training step: a sample, where the head has a rate below 1."""
+    if head.sample_rate == 1.0:
+        return every_class(head, found)
+    sample = _sample_of(head, found)
+    # A row that does not count may have a class that is not there: it looks at any other.
+    labels = ops.minimum(ops.searchsorted(sample, found.ids), ops.shape(sample)[0] - 1)
+    rows = _rows_of(sample, head.num_subcenters)
+    return Classes(take_rows(head.centers, rows), ops.cast(labels, "int32"), ops.shape(sample)[0])
+
+
+def rows_of_step(head, labels):
+    """The rows of `head.centers` that the next training call will use, int32 (n,)."""
+    found = class_ids(labels, head.num_classes, head.ignore_class)
+    return _rows_of(_sample_of(head, found), head.num_subcenters)
+
+
+def _sample_of(head, found):
+    counted = found.counted & found.valid
+    seed, step = head.seed or 0, head.calls_so_far()
+    return sampled_ids(found.ids, counted, head.num_classes, head.sample_rate, seed, step)
+
+
+def _rows_of(sample, num_subcenters):
+    rows = ops.expand_dims(sample * num_subcenters, 1) + ops.arange(num_subcenters, dtype="int32")
+    return ops.reshape(rows, (-1,))
 
 
 def sample_size(num_classes, rate, batch):
@@ -100,22 +123,3 @@ def sampled_ids(ids, counted, num_classes, rate, seed, step):
     fresh = fresh & (ops.cumsum(ops.cast(fresh, "int32")) <= size - number)
     drawn = ops.where(fresh, candidates, none)
     return ops.sort(ops.concatenate([positives, drawn]))[:size]
-
-
-def sampled_classes(centers, ids, sample, num_subcenters):
-    """The classes of a sample.
-
-    Args:
-        centers: the variable; its gradient is that of the sample's rows.
-        ids: int32 (batch,).
-        sample: int32 (S,), increasing, with the class of every row that counts.
-        num_subcenters: rows a class.
-    """
-    rows = ops.expand_dims(sample * num_subcenters, 1) + ops.arange(num_subcenters, dtype="int32")
-    # A row that does not count may have a class that is not there: it looks at any other.
-    labels = ops.minimum(ops.searchsorted(sample, ids), ops.shape(sample)[0] - 1)
-    return Classes(
-        take_rows(centers, ops.reshape(rows, (-1,))),
-        ops.cast(labels, "int32"),
-        ops.shape(sample)[0],
-    )

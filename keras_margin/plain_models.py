@@ -1,0 +1,68 @@
+"""The plain Keras models that an EmbeddingModel ships: its encoder and its classifier."""
+
+import keras
+
+
+class PlainModels:
+    """Makes encoder and classifier once. Kept out of the model's attributes, so that Keras neither
+
+    counts their layers twice nor saves them: they hold the backbone's and the head's own layers.
+    """
+
+    def __init__(self, model):
+        self._model = model
+        self._made = {}
+        self._input_specs = None
+
+    def remember(self, inputs):
+        """Keeps shapes and dtypes of the first inputs: a subclassed backbone does not know them."""
+        if self._input_specs is None:
+            self._input_specs = keras.tree.map_structure(
+                lambda tensor: keras.KerasTensor((None, *tensor.shape[1:]), dtype=tensor.dtype),
+                inputs,
+            )
+
+    def get(self, kind):
+        if kind not in self._made:
+            inputs, embeddings = self._inputs_and_embeddings()
+            if kind == "encoder":
+                last = keras.layers.UnitNormalization(dtype="float32", name="unit_embedding")
+            else:
+                last = self._model.head
+            self._made[kind] = keras.Model(inputs, last(embeddings), name=kind)
+        return self._made[kind]
+
+    def _inputs_and_embeddings(self):
+        backbone = self._model.backbone
+        graph = graph_of(backbone)
+        if graph is not None:
+            return graph
+        if self._input_specs is None:
+            raise ValueError(
+                "The backbone's input shape is not known yet: call the model on a batch, or `fit` "
+                f"it, first. Received: backbone={backbone.name!r} of class "
+                f"{type(backbone).__name__}"
+            )
+        inputs = keras.tree.map_structure(
+            lambda spec: keras.Input(spec.shape[1:], dtype=spec.dtype), self._input_specs
+        )
+        return inputs, backbone(inputs)
+
+
+def graph_of(backbone):
+    """The symbolic inputs and embeddings of a functional or Sequential backbone, or None."""
+    if isinstance(backbone, keras.Sequential):
+        return (backbone.inputs[0], backbone.outputs[0]) if backbone.built else None
+    if getattr(backbone, "inputs", None) is not None:
+        return backbone.input, backbone.output  # as the user gave them: a tensor, a list, a dict
+    return None
+
+
+def embeddings_shape_of(embeddings):
+    shape = getattr(embeddings, "shape", None)
+    if shape is None:
+        raise ValueError(
+            "The backbone must give one tensor of embeddings (batch, dim). "
+            f"Received: {type(embeddings).__name__}"
+        )
+    return (None, *shape[1:])

@@ -1,0 +1,171 @@
+"""Training steps that move the rows of the sampled classes alone: no momentum, no decay elsewhere.
+
+Keras' optimizers turn a sparse gradient into a dense update of all rows. On TensorFlow the update
+of Keras is run here on a view of the rows that the gradient names; its cost follows their number.
+On JAX, which has no sparse gradients, the step is Keras' own, and what other rows were is put back.
+"""
+
+import contextlib
+
+import keras
+from keras import ops
+
+_ROW_BY_ROW = (
+    keras.optimizers.SGD,
+    keras.optimizers.Adam,
+    keras.optimizers.AdamW,
+    keras.optimizers.Lion,
+)
+
+
+def check_optimizer(optimizer):
+    """Refuses what cannot leave rows alone.
+
+    Raises:
+        ValueError: an optimizer whose update of a row needs the others, or has not been checked;
+            `use_ema`, `gradient_accumulation_steps`.
+    """
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    if type(inner) not in _ROW_BY_ROW:
+        names = ", ".join(known.__name__ for known in _ROW_BY_ROW)
+        raise ValueError(
+            f"A head with `sample_rate` below 1 needs one of {names}, which can leave the rows of "
+            f"other classes alone. Received: optimizer={type(inner).__name__}"
+        )
+    for option in ("use_ema", "gradient_accumulation_steps"):
+        if getattr(inner, option):
+            raise ValueError(
+                f"A head with `sample_rate` below 1 cannot be trained with `{option}`, which "
+                f"touches all rows. Received: {option}={getattr(inner, option)}"
+            )
+
+
+def update_rows_only(optimizer, of_centers):
+    """TensorFlow: from now on a sparse gradient of the centres moves its rows alone.
+
+    Clipping, loss scaling, weight decay and replicas stay Keras' own.
+
+    Args:
+        optimizer: one that `check_optimizer` accepts, of a single model.
+        of_centers: a callable that returns the centres' variable.
+    """
+    if getattr(optimizer, "_updates_rows_only", False):
+        return
+    optimizer._updates_rows_only = True
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    apply, update_step, decays = optimizer.apply, inner.update_step, inner._use_weight_decay
+    sample = {}  # the rows of the step that is being traced: the same on every replica
+
+    def is_centers(variable):
+        return inner._var_key(variable) == inner._var_key(of_centers())
+
+    def apply_to_rows(grads, trainable_variables=None):
+        grads = list(grads)
+        sample.clear()
+        for i, variable in enumerate(trainable_variables or inner._trainable_variables):
+            if is_centers(variable) and hasattr(grads[i], "indices"):
+                sample["rows"], grads[i] = grads[i].indices, grads[i].values
+        return apply(grads, trainable_variables)
+
+    def update_rows(gradient, variable, learning_rate):
+        if not sample or not is_centers(variable):
+            return update_step(gradient, variable, learning_rate)
+        rows, index = sample["rows"], inner._get_variable_index(variable)
+        view = _Rows(variable, rows)
+        if inner.weight_decay and decays(of_centers()):
+            view.assign_sub(view * ops.cast(inner.weight_decay, view.dtype) * learning_rate)
+        with _slots_as_rows(inner, index, rows):
+            return update_step(gradient, view, learning_rate)
+
+    def uses_weight_decay(variable):
+        return decays(variable) and not (sample and is_centers(variable))
+
+    optimizer.apply = apply_to_rows
+    inner.update_step = update_rows
+    inner._use_weight_decay = uses_weight_decay
+
+
+@contextlib.contextmanager
+def _slots_as_rows(optimizer, index, rows):
+    """The optimizer's slots of one variable (momentum, velocity ...) as views of their rows."""
+    slots = _slots(optimizer, index)
+    whole = [each[index] for each in slots]
+    for each, variable in zip(slots, whole, strict=True):
+        each[index] = _Rows(variable.value, rows)
+    try:
+        yield
+    finally:
+        for each, variable in zip(slots, whole, strict=True):
+            each[index] = variable
+
+
+def _slots(optimizer, index):
+    """The optimizer's lists that have one variable for each trained variable."""
+    known = {id(variable) for variable in optimizer.variables}
+    return [
+        each
+        for each in vars(optimizer).values()
+        if isinstance(each, list)
+        and each is not optimizer._variables
+        and len(each) == len(optimizer._trainable_variables)
+        and id(each[index]) in known
+    ]
+
+
+class _Rows:
+    """Some rows of a `tf.Variable`, as a variable for an optimizer's update step."""
+
+    def __init__(self, variable, rows):
+        self._variable = variable
+        self._rows = rows
+        self.dtype = variable.dtype
+        self._unique_id = variable._unique_id
+
+    def __tf_tensor__(self, dtype=None, name=None):
+        import tensorflow as tf
+
+        return tf.gather(self._variable, self._rows)
+
+    def __mul__(self, other):
+        return ops.convert_to_tensor(self) * other
+
+    def assign(self, value):
+        import tensorflow as tf
+
+        self._variable.scatter_update(tf.IndexedSlices(value, self._rows))
+
+    def assign_add(self, value):
+        import tensorflow as tf
+
+        self._variable.scatter_add(tf.IndexedSlices(value, self._rows))
+
+    def assign_sub(self, value):
+        import tensorflow as tf
+
+        self._variable.scatter_sub(tf.IndexedSlices(value, self._rows))
+
+
+def put_back_other_rows(optimizer, centers, rows, *states):
+    """JAX: what a step made of the rows that were not sampled is undone.
+
+    Args:
+        optimizer: of the step.
+        centers: the variable.
+        rows: int32 (n,), the rows that may move.
+        *states: (variables, values before, values after) each.
+
+    Returns:
+        The lists of values after, one a state.
+    """
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    index = inner._get_variable_index(centers)
+    by_row = {id(centers), *(id(each[index]) for each in _slots(inner, index))}
+    moves = ops.scatter(ops.expand_dims(rows, 1), ops.ones_like(rows), (centers.shape[0],)) > 0
+    moves = ops.expand_dims(moves, 1)
+    return [
+        [
+            ops.where(moves, new, old) if id(variable) in by_row else new
+            for variable, old, new in zip(*state, strict=True)
+        ]
+        for state in states
+    ]
