@@ -8,10 +8,12 @@ import multiprocessing
 import random
 import warnings
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 
 import keras
 import numpy as np
 import pytest
+import registry
 import tensorflow as tf
 from keras import layers
 
@@ -19,6 +21,9 @@ import keras_margin as km
 from keras_margin import distribution
 
 FEATURES, CLASSES, BATCH = 4, 5, 12
+
+# Even; all rows of the first replica ignored; uneven; one row for all replicas; all ignored; even.
+SIZES = (12, 12, 5, 1, 6, 12)
 
 strategy = None  # of a process that `start` has prepared
 
@@ -85,6 +90,104 @@ def both(head, x, y, weights=None):
     with strategy.scope():
         model = model_of(head)
     return plain, trained(model, x, y, weights)
+
+
+def schedule(start, end):
+    return keras.optimizers.schedules.PolynomialDecay(start, decay_steps=4, end_learning_rate=end)
+
+
+IGNORE = {"ignore_class": -1}
+EVERY_HEAD = {
+    **{name: partial(entry.make, **IGNORE) for name, entry in registry.HEADS.items()},
+    "ArcFace, schedules": lambda: km.ArcFace(
+        CLASSES, schedule(0.1, 0.4), schedule(5.0, 20.0), **IGNORE
+    ),
+}
+
+
+def linear_model(make):
+    """Norms of the embeddings are about 6, in MagFace's range of the registry."""
+    random.seed(0)
+    parts = [keras.Input((FEATURES,)), layers.Dense(4)]
+    model = km.EmbeddingModel(keras.Sequential(parts), make())
+    model.compile(keras.optimizers.SGD(0.01, momentum=0.9))
+    return model
+
+
+def uneven_batches():
+    x, y, _ = data(sum(SIZES))
+    x, ends = 3.0 * x, np.cumsum(SIZES)
+    y[12:18] = y[30:36] = -1
+    return [(x[end - n : end], y[end - n : end]) for end, n in zip(ends, SIZES, strict=True)]
+
+
+def steps(model):
+    """After each batch: (reported, [[each replica's copy] of each variable])."""
+    after = []
+
+    def look(batch, logs):
+        copies = [strategy.experimental_local_results(v.value) for v in model.weights]
+        reported = {name: float(value) for name, value in model.get_metrics_result().items()}
+        after.append((reported, [[copy.numpy() for copy in each] for each in copies]))
+
+    signature = (tf.TensorSpec((None, FEATURES)), tf.TensorSpec((None,), tf.int64))
+    batches = tf.data.Dataset.from_generator(uneven_batches, output_signature=signature)
+    callback = keras.callbacks.LambdaCallback(on_train_batch_end=look)
+    model.fit(batches, verbose=0, callbacks=[callback])
+    return after
+
+
+class TripletsOfShares(km.SemiHardTriplet):
+    """Joined batches, but triplets within the share of a replica only."""
+
+    def loss(self, embeddings, labels, **kwargs):
+        share = -(-len(labels) // strategy.num_replicas_in_sync)
+        starts = range(0, len(labels), share)
+        shares = [(embeddings[i : i + share], labels[i : i + share]) for i in starts]
+        return keras.ops.concatenate([km.SemiHardTriplet.loss(self, *rows) for rows in shares])
+
+
+def both_step_by_step(head):
+    """`steps` of the joined batches, and of the replicas."""
+    make = EVERY_HEAD[head]
+    plain = linear_model(partial(TripletsOfShares, 0.3, **IGNORE) if "Triplet" in head else make)
+    plain.run_eagerly = True
+    with strategy.scope():
+        model = linear_model(make)
+    return steps(plain), steps(model)
+
+
+def model_without_backbone(head):
+    random.seed(0)
+    parts = [keras.Input((FEATURES,)), layers.Identity()]
+    return km.EmbeddingModel(keras.Sequential(parts), EVERY_HEAD[head]())
+
+
+def loss_and_gradients(model, x, y):
+    weights = [variable.value for variable in model.trainable_variables]
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        loss = model.compute_loss(y=y, y_pred=model(x, training=True))
+    of_x, *of_weights = tape.gradient(loss, [x, *weights])
+    return of_x, [loss, *of_weights]
+
+
+def gradients(head, x, y, shares):
+    """(of x, [loss, of each weight]) of the joined batch, and of the replicas together."""
+    wanted = loss_and_gradients(model_without_backbone(head), tf.constant(x), tf.constant(y))
+
+    ends = np.cumsum(shares)
+    pieces = [(x[end - n : end], y[end - n : end]) for end, n in zip(ends, shares, strict=True)]
+    with strategy.scope():
+        model = model_without_backbone(head)
+    share = strategy.experimental_distribute_values_from_function(
+        lambda context: [tf.constant(part) for part in pieces[context.replica_id_in_sync_group]]
+    )
+    run = tf.function(lambda share: strategy.run(partial(loss_and_gradients, model), share))
+    of_x, others = run(share)
+    of_x = np.concatenate(strategy.experimental_local_results(of_x))
+    others = [sum(strategy.experimental_local_results(each)).numpy() for each in others]
+    return (wanted[0].numpy(), [each.numpy() for each in wanted[1]]), (of_x, others)
 
 
 def copies_after_training(head, x, y):
@@ -171,6 +274,54 @@ def test_every_replica_holds_the_same_values(remote, replicas):
         assert len(copies) == replicas
         for copy in copies[1:]:
             np.testing.assert_array_equal(copy, copies[0])
+
+
+HAVE_STATE = (
+    "AdaCos",
+    "AdaFace",
+    "ArcFace, schedules",
+    "ArcFace, sub-centres",
+    "CurricularFace",
+    "ElasticFace",
+    "LSoftmax",
+    "MagFace",
+    "MarginHead",
+    "MarginHead, learned scale",
+    "SemiHardTriplet",
+    "SphereFace",
+    "SphereFace2",
+)
+every_head = pytest.mark.parametrize(
+    "head", [pytest.param(n, marks=[pytest.mark.long] * (n not in HAVE_STATE)) for n in EVERY_HEAD]
+)
+
+
+@every_head
+def test_every_step_equals_the_joined_batch(remote, replicas, head):
+    plain, replicated = remote(both_step_by_step, head)
+    assert len(plain) == len(replicated) == len(SIZES)
+    for (wanted, variables), (reported, copies) in zip(plain, replicated, strict=True):
+        assert reported == pytest.approx(wanted, rel=1e-5)
+        for (variable,), each in zip(variables, copies, strict=True):
+            assert len(each) == replicas
+            for copy in each:
+                np.testing.assert_array_equal(copy, each[0])
+                np.testing.assert_allclose(copy, variable, rtol=1e-5, atol=1e-6)
+
+
+@every_head
+@pytest.mark.parametrize("first", [5, pytest.param(7, marks=pytest.mark.long)])
+def test_gradients_do_not_depend_on_the_number_of_replicas(remote, replicas, head, first):
+    """7 rows, `first` of them on the first replica. Triplets lie within the share of a replica."""
+    x, y, _ = data(7)
+    y[1] = -1
+    if head == "SemiHardTriplet":
+        first = 7
+    shares = np.full(replicas, (7 - first) // (replicas - 1))
+    shares[0] = first
+    (of_x, others), (got_of_x, got_others) = remote(gradients, head, 3.0 * x, y, shares)
+    assert_close([got_of_x, *got_others], [of_x, *others], 1e-6)
+    np.testing.assert_array_equal(got_of_x[1], 0.0)
 
 
 def test_save_and_load(remote, tmp_path):

@@ -11,7 +11,14 @@ import reference
 import tensorflow as tf
 from keras.optimizers.schedules import PolynomialDecay
 
-from keras_margin.margins import LARGEST_ANGULAR_MARGIN, AngularMargin, CosineMargin, MarginRule
+from keras_margin.margins import (
+    LARGEST_ANGULAR_MARGIN,
+    AngularMargin,
+    CombinedMargin,
+    CosineMargin,
+    MarginRule,
+    MultiplicativeMargin,
+)
 
 MARGINS = [0.0, 0.2, 0.35, 0.5, 0.8, 1.0, 1.5, 2.0, 2.2, 2.33]
 RULES = [CosineMargin(margin) for margin in MARGINS] + [AngularMargin(margin) for margin in MARGINS]
@@ -116,6 +123,164 @@ def test_angular_margin_has_finite_slopes_at_every_cosine_that_rounding_makes(ru
     np.testing.assert_allclose(margined, [math.cos(0.5)] * 2 + [beyond] * 2, rtol=1e-6)
     at_one = math.cos(0.5) + STEEP * math.sin(0.5)
     np.testing.assert_allclose(slopes, [at_one, at_one, 1.0, 1.0], rtol=1e-5)
+
+
+# Multiplicative and combined margins
+
+
+MULTIPLICATIVE = [1.0, 1.35, 1.5, 2.0, 2.9, 4.0, 7.3, 50.0]
+ANNEALINGS = {
+    "psi alone": {"lambda_base": 0.0, "lambda_min": 0.0},
+    "lambda 5": {"lambda_base": 0.0},
+    "defaults": {},
+}
+COMBINED = [
+    (1.5, 0.0, 0.0),  # SphereFace's
+    (1.0, 0.5, 0.0),  # ArcFace's
+    (1.0, 0.0, 0.35),  # CosFace's
+    (1.0, 0.3, 0.2),
+    (0.9, 0.4, 0.15),
+    (0.1, 0.0, 0.0),
+    (0.5, 3.0, 0.1),
+    (1.0, 4.0, 0.1),  # beyond 2.33: with an additive margin it goes on falling as psi does
+    (3.3, 7.7, 1.1),
+    (1.0, 2.33, 0.0),
+]
+every_annealing = pytest.mark.parametrize("annealing", ANNEALINGS.values(), ids=ANNEALINGS.keys())
+every_multiplier = pytest.mark.parametrize("margin", MULTIPLICATIVE)
+every_combination = pytest.mark.parametrize("terms", COMBINED, ids=str)
+every_dtype = pytest.mark.parametrize("dtype", ["float32", "float64"])
+
+
+@every_annealing
+@every_multiplier
+def test_values_of_multiplicative_margins(margin, annealing):
+    """The first call: lambda is 1000 / 1.12 by default."""
+    weight = {0: 1000 / 1.12, 1: 5.0, 2: 0.0}[len(annealing)]
+    cosines = np.cos(np.linspace(0.0, math.pi, 101))
+    want = [
+        reference.annealed_target(c, reference.sphereface_target(c, margin), weight)
+        for c in cosines
+    ]
+    got = MultiplicativeMargin(margin, **annealing, dtype="float64")(tf.constant(cosines))
+    np.testing.assert_allclose(got, want, rtol=1e-10, atol=1e-12 * margin**2)
+
+
+def test_psi_of_margin_4_falls_by_2_each_quarter_of_pi(run):
+    rule = MultiplicativeMargin(4.0, lambda_base=0.0, lambda_min=0.0)
+    got = run(rule)(tf.constant(np.cos(np.linspace(0.0, math.pi, 5)), tf.float32))
+    np.testing.assert_allclose(got, [1.0, -1.0, -3.0, -5.0, -7.0], rtol=1e-5)
+
+
+@every_combination
+def test_values_of_combined_margins(terms):
+    cosines = np.cos(np.linspace(0.0, math.pi, 101))
+    want = [reference.combined_target(c, *terms) for c in cosines]
+    got = CombinedMargin(*terms, dtype="float64")(tf.constant(cosines))
+    np.testing.assert_allclose(got, want, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("terms", [(1.0, 0.3, 0.2), (0.9, 0.4, 0.15)])
+def test_all_three_terms_count(run, terms):
+    """At theta = pi/3; (1, .3, .2): 0.0217."""
+    got = run(CombinedMargin(*terms))(tf.constant([0.5]))
+    want = math.cos(terms[0] * math.pi / 3 + terms[1]) - terms[2]
+    np.testing.assert_allclose(got, [want], rtol=1e-5)
+
+
+def assert_never_rises(values, dtype):
+    assert values.dtype == dtype
+    assert np.isfinite(values).all()
+    assert np.diff(values).max() <= 8 * np.finfo(dtype).eps * max(1.0, np.abs(values).max())
+
+
+@every_dtype
+@every_annealing
+@every_multiplier
+def test_multiplicative_margins_never_rise_with_the_angle(margin, annealing, dtype):
+    cosines = np.cos(np.linspace(0.0, math.pi, 2000)).astype(dtype)
+    assert_never_rises(
+        MultiplicativeMargin(margin, **annealing)(tf.constant(cosines)).numpy(), dtype
+    )
+
+
+@every_dtype
+@every_combination
+def test_combined_margins_never_rise_with_the_angle(terms, dtype):
+    cosines = np.cos(np.linspace(0.0, math.pi, 2000)).astype(dtype)
+    assert_never_rises(CombinedMargin(*terms)(tf.constant(cosines)).numpy(), dtype)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        *(CosineMargin(margin) for margin in MARGINS),
+        *(AngularMargin(margin) for margin in MARGINS),
+        *(MultiplicativeMargin(margin) for margin in MULTIPLICATIVE),
+        CombinedMargin(1.0, 0.3, 0.2),
+        CombinedMargin(0.9, 0.4, 0.15),
+    ],
+    ids=lambda rule: f"{type(rule).__name__}-{next(iter(rule.get_config().values()))}",
+)
+def test_falls_strictly_from_0_to_pi(rule):
+    cosines = np.cos(np.linspace(0.0, math.pi, 2000))
+    assert np.diff(rule(tf.constant(cosines))).max() < 0.0
+
+
+@every_combination
+def test_gradients_of_combined_margins_are_the_numerical_ones(terms):
+    theta = np.linspace(0.1, 3.0, 9)
+    if terms[::2] == (1.0, 0.0):
+        theta = theta[abs(theta + terms[1] - math.pi) > 1e-3]  # not across ArcFace's jump
+    rule = CombinedMargin(*terms)
+    analytic, numerical = tf.test.compute_gradient(rule, [tf.constant(np.cos(theta))], delta=1e-6)
+    np.testing.assert_allclose(analytic[0], numerical[0], rtol=1e-5, atol=1e-6)
+
+
+@every_multiplier
+def test_gradients_of_multiplicative_margins_are_the_numerical_ones(margin):
+    rule = MultiplicativeMargin(margin, lambda_base=0.0, lambda_min=1.0)
+    cosines = tf.constant(np.cos(np.linspace(0.1, 3.0, 9)))
+    analytic, numerical = tf.test.compute_gradient(rule, [cosines], delta=1e-7)
+    np.testing.assert_allclose(analytic[0], numerical[0], rtol=1e-4, atol=1e-5 * margin**2)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [MultiplicativeMargin(4.0, lambda_base=0.0), CombinedMargin(1.3, 0.3, 0.2)],
+    ids=["multiplicative", "combined"],
+)
+def test_unwound_slopes_are_finite_at_every_cosine_that_rounding_makes(run, rule):
+    above_one = np.nextafter(np.float32(1), np.float32(2))
+    cosines = tf.constant([1.0, above_one, -1.0, -above_one, 0.0], tf.float32)
+
+    def value_and_gradient(cosines):
+        with tf.GradientTape() as tape:
+            tape.watch(cosines)
+            margined = rule(cosines)
+        return margined, tape.gradient(margined, cosines)
+
+    assert np.isfinite(run(value_and_gradient)(cosines)).all()
+
+
+def test_annealing_follows_the_steps_it_is_attached_to(run):
+    step = tf.Variable(0)
+    rule = MultiplicativeMargin(4.0, lambda_base=1500.0, lambda_gamma=0.1, lambda_min=5.0)
+    rule.attach(3, lambda: step)
+    now = run(lambda: rule.annealing("float32"))
+    for calls, value in [(0, 1500 / 1.1), (9, 750.0), (2988, 1500 / 299.9), (2989, 5.0)]:
+        step.assign(calls)
+        np.testing.assert_allclose(now(), value, rtol=1e-6)
+
+
+@pytest.mark.parametrize("power", [1.0, 35.0, 0.5])
+def test_annealing_with_a_power(power):
+    """L-Softmax on MNIST: 999.1 first, 421 at call 1000, 0.41 at 10 000."""
+    rule = MultiplicativeMargin(4.0, lambda_gamma=2.5e-5, lambda_power=power, lambda_min=0.0)
+    for it in (1, 1000, 10000):
+        rule.attach(3, lambda it=it: it - 1)
+        want = 1000.0 * (1.0 + 2.5e-5 * it) ** -power
+        np.testing.assert_allclose(rule.annealing("float64"), want, rtol=1e-12)
 
 
 # One margin per class
@@ -244,3 +409,43 @@ def test_margins_of_another_kind(kind, margin):
     )
     with pytest.raises(TypeError, match=exactly(message)):
         kind(margin)
+
+
+@pytest.mark.parametrize("margin", [0.99, 0.0, -2.0, math.nan, math.inf])
+def test_multiplicative_margins_out_of_range(margin):
+    message = f"`margin` must be finite and at least 1. Received: margin={margin!r}"
+    with pytest.raises(ValueError, match=exactly(message)):
+        MultiplicativeMargin(margin)
+
+
+@pytest.mark.parametrize("name", ["lambda_base", "lambda_gamma", "lambda_power", "lambda_min"])
+@pytest.mark.parametrize("value", [-0.1, math.nan, math.inf])
+def test_annealing_out_of_range(name, value):
+    message = f"`{name}` must be finite and at least 0. Received: {name}={value!r}"
+    with pytest.raises(ValueError, match=exactly(message)):
+        MultiplicativeMargin(4.0, **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("settings", "name", "requirement"),
+    [
+        ({"multiplicative": 0.0}, "multiplicative", "finite and greater than 0"),
+        ({"multiplicative": -1.0}, "multiplicative", "finite and greater than 0"),
+        ({"multiplicative": math.nan}, "multiplicative", "finite and greater than 0"),
+        ({"angular": 2.34}, "angular", "from 0 to 2.33 radians"),
+        ({"angular": -0.1}, "angular", "from 0 to 2.33 radians"),
+        ({"angular": -0.1, "additive": 0.1}, "angular", "finite and at least 0"),
+        ({"angular": math.inf, "multiplicative": 1.5}, "angular", "finite and at least 0"),
+        ({"additive": -0.1}, "additive", "finite and at least 0"),
+    ],
+)
+def test_combined_margins_out_of_range(settings, name, requirement):
+    message = f"`{name}` must be {requirement}. Received: {name}={settings[name]!r}"
+    with pytest.raises(ValueError, match=exactly(message)):
+        CombinedMargin(**settings)
+
+
+@pytest.mark.parametrize("make", [MultiplicativeMargin, CombinedMargin])
+def test_one_margin_per_class_is_of_the_cosine_and_angular_rules(make):
+    with pytest.raises(TypeError, match="must be a number or a LearningRateSchedule"):
+        make([1.0, 2.0])
