@@ -34,6 +34,15 @@ def checked_number(name, value, smallest, *, at_most=math.inf, below=math.inf):
     return float(value)
 
 
+def checked_seed(value):
+    """`seed` as an int of at least 0, or None.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    return None if value is None else checked_count("seed", value, smallest=0)
+
+
 def checked_ignore_class(value):
     """`ignore_class` as an int that fits int32, or None.
 
@@ -70,4 +79,9 @@ def check_rows(embeddings, labels, dim=None):
 
 
 def _is_finite(value):
-    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number beyond every float
+        return False

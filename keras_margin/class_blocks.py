@@ -57,11 +57,8 @@ def forward(form, embeddings, centers, labels, scale, curriculum):
     Returns:
         (target, log_b, total, hardest), each (batch,), and `Residuals`.
     """
-    if form.normalize_centers:
-        inverse = inverse_norms(centers)
-    else:
-        inverse = ops.ones_like(centers[:, 0])
-    blocks = _Blocks(form, centers, inverse, labels)
+    inverse = inverses(form, centers)
+    blocks = Blocks(form, centers, inverse, labels)
 
     def step(k, carry):
         peak, mass, hardest, total = carry
@@ -69,12 +66,12 @@ def forward(form, embeddings, centers, labels, scale, curriculum):
         cosines, _ = best_subcenters(block.rows_of(embeddings), form.num_subcenters)
         others, _ = harden(cosines, curriculum if form.has_curriculum else None)
         left_out = block.left_out
-        new_peak = ops.maximum(peak, _largest(others, left_out))
+        new_peak = ops.maximum(peak, largest_of(others, left_out))
         terms = ops.exp(_column(scale) * (others - _column(new_peak)))
         terms = ops.where(left_out, 0.0, terms)
         mass = mass * ops.exp(scale * (peak - new_peak)) + ops.sum(terms, axis=1)
         if form.has_curriculum:
-            hardest = ops.maximum(hardest, _largest(cosines, left_out))
+            hardest = ops.maximum(hardest, largest_of(cosines, left_out))
         if form.wants_total:
             total = total + ops.sum(ops.where(left_out, 0.0, others), axis=1)
         return new_peak, mass, hardest, total
@@ -83,16 +80,9 @@ def forward(form, embeddings, centers, labels, scale, curriculum):
     lowest = zeros + _LOWEST
     peak, mass, hardest, total = blocks.each(step, (lowest, zeros, lowest, zeros))
     log_b = scale * peak + ops.log(mass)
-    target = target_cosines(
-        embeddings,
-        centers,
-        labels,
-        normalize_centers=form.normalize_centers,
-        num_subcenters=form.num_subcenters,
-    )
+    target = blocks.target_cosines(embeddings)
     hardest = hardest if form.has_curriculum else peak
-    rows = blocks[0].rows_of(embeddings) if blocks.number == 1 else ops.zeros_like(embeddings[:0])
-    return (target, log_b, total, hardest), Residuals(inverse, log_b, rows)
+    return (target, log_b, total, hardest), Residuals(inverse, log_b, blocks.kept_rows(embeddings))
 
 
 def backward(form, embeddings, centers, labels, scale, curriculum, residuals, upstream):
@@ -104,28 +94,26 @@ def backward(form, embeddings, centers, labels, scale, curriculum, residuals, up
     log_b, column = _column(residuals.log_b), _column(scale)
     of_target, of_log_b, of_total = (_column(of) for of in upstream)
     of_scale_factor = of_log_b[:, 0]
-    unit = _unit(form, of_target, of_log_b * column, of_total)
+    unit = lift(form, of_target, of_log_b * column, of_total)
     of_target, of_log_b, of_total = (of * unit for of in (of_target, of_log_b, of_total))
-    blocks = _Blocks(form, centers, residuals.inverse, labels)
+    blocks = Blocks(form, centers, residuals.inverse, labels)
 
     def step(k, carry):
         of_embeddings, of_centers, of_scale = carry
         block = blocks[k]
-        rows = residuals.rows if blocks.number == 1 else block.rows_of(embeddings)
-        cosines, winners = best_subcenters(rows, form.num_subcenters)
+        cosines, winners = best_subcenters(
+            block.rows_of(embeddings, residuals.rows), form.num_subcenters
+        )
         others, slopes = harden(cosines, curriculum if form.has_curriculum else None)
         # d log_b / d logit_k = exp(logit_k - log_b), the share of class k in the mass.
         shares = ops.exp(column * others - log_b)
         of_others = shares * (of_log_b * column)
         if form.wants_total:
             of_others = of_others + of_total
-        of_cosines = block.without_repeats(
-            ops.where(block.is_target, of_target, of_others * slopes)
+        of_cosines = ops.where(block.is_target, of_target, of_others * slopes)
+        of_embeddings, of_centers = block.add_gradients(
+            of_cosines, winners, embeddings, (of_embeddings, of_centers), unit
         )
-        of_rows = of_cosines if winners is None else _to_rows(of_cosines, winners)
-        of_embeddings = of_embeddings + block.product(of_rows, block.directions) / unit
-        of_directions = block.product(ops.transpose(of_rows), embeddings) / unit
-        of_centers = block.updated(of_centers, of_directions)
         if form.wants_scale_gradient:
             along = ops.sum(ops.where(block.left_out, 0.0, shares * others), axis=1)
             of_scale = of_scale + of_scale_factor * along
@@ -136,18 +124,7 @@ def backward(form, embeddings, centers, labels, scale, curriculum, residuals, up
     )
 
 
-def _unit(form, *upstream):
-    """What the gradients are multiplied by on their way through the products.
-
-    float16 ends at 6e-8, and a class of 10^5 has a share of the gradient far below that.
-    """
-    if form.product_dtype != "float16":
-        return 1.0
-    largest = ops.max(ops.abs(ops.concatenate(upstream, axis=1)), initial=0.0)
-    return 2.0**14 / ops.where(largest > 0.0, largest, 1.0)
-
-
-class _Blocks:
+class Blocks:
     """The blocks of the classes; `blocks[k]` is the k-th."""
 
     def __init__(self, form, centers, inverse, labels):
@@ -162,6 +139,19 @@ class _Blocks:
 
     def __getitem__(self, k):
         return _Block(self, k)
+
+    def target_cosines(self, embeddings):
+        return target_cosines(
+            embeddings,
+            self.centers,
+            self.labels,
+            normalize_centers=self.form.normalize_centers,
+            num_subcenters=self.form.num_subcenters,
+        )
+
+    def kept_rows(self, embeddings):
+        """The cosines for `backward`, where a single block has them all; else nothing."""
+        return self[0].rows_of(embeddings) if self.number == 1 else ops.zeros_like(embeddings[:0])
 
     def each(self, step, carry):
         """`step(k, carry)` for every block, one after the other."""
@@ -192,12 +182,14 @@ class _Block:
         if form.normalize_centers:
             self.directions = centers * _column(self._inverse)  # (size * num_subcenters, dim)
 
-    def product(self, one, other):
+    def _product(self, one, other):
         return product(one, other, self._blocks.form.product_dtype)
 
-    def rows_of(self, embeddings):
-        """(batch, size * num_subcenters): the cosines."""
-        return self.product(embeddings, ops.transpose(self.directions))
+    def rows_of(self, embeddings, kept=None):
+        """(batch, size * num_subcenters): the cosines; those that were kept, if there are any."""
+        if kept is not None and self._blocks.number == 1:
+            return kept
+        return self._product(embeddings, ops.transpose(self.directions))
 
     @property
     def left_out(self):
@@ -206,21 +198,47 @@ class _Block:
             return self.is_target
         return self.is_target | self._repeated
 
-    def without_repeats(self, of_cosines):
-        return of_cosines if self._repeated is None else ops.where(self._repeated, 0.0, of_cosines)
+    def add_gradients(self, of_cosines, winners, embeddings, gradients, unit):
+        """The gradients of embeddings and centres with this block's part, from its cosines'.
 
-    def updated(self, of_centers, of_directions):
-        """`of_centers` with this block's part."""
-        part = of_directions
+        Args:
+            of_cosines: (batch, size), multiplied by `unit`, see `lift`.
+            winners: of `best_subcenters`.
+            embeddings: (batch, dim).
+            gradients: (of embeddings, of centers) so far.
+            unit: number.
+        """
+        of_embeddings, of_centers = gradients
+        if self._repeated is not None:
+            of_cosines = ops.where(self._repeated, 0.0, of_cosines)
+        of_rows = of_cosines if winners is None else _to_rows(of_cosines, winners)
+        of_embeddings = of_embeddings + self._product(of_rows, self.directions) / unit
+        part = self._product(ops.transpose(of_rows), embeddings) / unit  # of the directions
         if self._blocks.form.normalize_centers:
             # d cos / d w = (x - cos w / |w|) / |w|
             along = ops.sum(part * self.directions, axis=1)
             part = (part - _column(along) * self.directions) * _column(self._inverse)
         if self._blocks.number == 1:
-            return part
+            return of_embeddings, part
         if self._blocks.overlap:
             part = part + ops.slice(of_centers, (self._start, 0), part.shape)
-        return ops.slice_update(of_centers, (self._start, 0), part)
+        return of_embeddings, ops.slice_update(of_centers, (self._start, 0), part)
+
+
+def inverses(form, centers):
+    """1 / |w| of every row, (rows,); 1 where they are compared as they are."""
+    return inverse_norms(centers) if form.normalize_centers else ops.ones_like(centers[:, 0])
+
+
+def lift(form, *upstream):
+    """What the gradients are multiplied by on their way through the products.
+
+    float16 ends at 6e-8, and a class of 10^5 has a share of the gradient far below that.
+    """
+    if form.product_dtype != "float16":
+        return 1.0
+    largest = ops.max(ops.abs(ops.concatenate(upstream, axis=1)), initial=0.0)
+    return 2.0**14 / ops.where(largest > 0.0, largest, 1.0)
 
 
 def harden(cosines, curriculum):
@@ -265,7 +283,7 @@ def _to_rows(of_cosines, winners):
     return ops.reshape(of_rows, (-1, winners.shape[1] * winners.shape[2]))
 
 
-def _largest(values, left_out):
+def largest_of(values, left_out):
     return _max(ops.where(left_out, _LOWEST, values), axis=1)
 
 

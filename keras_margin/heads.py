@@ -3,7 +3,6 @@
 import keras
 from keras import ops
 
-from keras_margin.backend import read
 from keras_margin.checks import checked_count
 from keras_margin.margin_head import MarginHead
 from keras_margin.margins import AngularMargin, CosineMargin, MultiplicativeMargin
@@ -179,7 +178,7 @@ class LSoftmax(SphereFace):
         **kwargs: of `MarginHead`.
 
     Raises:
-        ValueError: a margin that is not a whole number.
+        ValueError: a margin that is not a whole number; sub-centres, which are of cosine heads.
 
     Reference:
         Liu et al., Large-Margin Softmax Loss for Convolutional Neural Networks, 2016,
@@ -199,6 +198,11 @@ class LSoftmax(SphereFace):
         lambda_min=0.0,
         **kwargs,
     ):
+        if kwargs.get("num_subcenters", 1) != 1:
+            raise ValueError(
+                "LSoftmax compares lengths too, and has one centre per class: for sub-centres take "
+                f"SphereFace. Received: num_subcenters={kwargs['num_subcenters']!r}"
+            )
         super().__init__(
             num_classes,
             checked_count("margin", margin, smallest=1),
@@ -209,12 +213,11 @@ class LSoftmax(SphereFace):
             **kwargs,
         )
 
-    def _with_margin(self, target, norms, ids):
+    def _with_margin(self, target, norms, ids, classes):
         # The product is |w_y| cos(theta): the margin acts on the cosine alone.
-        own = ops.take(read(self.centers), ids, axis=0)
-        lengths = l2_norm(own)
+        lengths = l2_norm(ops.take(classes.centers, classes.labels, axis=0))
         cosines = target / ops.where(lengths > 0.0, lengths, 1.0)
-        return lengths * super()._with_margin(cosines, norms, ids)
+        return lengths * super()._with_margin(cosines, norms, ids, classes)
 
 
 @keras.saving.register_keras_serializable(package="keras_margin")

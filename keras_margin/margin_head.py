@@ -5,7 +5,7 @@ from keras import ops
 
 from keras_margin import subcenters
 from keras_margin.backend import is_concrete, read
-from keras_margin.checks import checked_count, checked_ignore_class, checked_number
+from keras_margin.checks import checked_count, checked_ignore_class, checked_number, checked_seed
 from keras_margin.class_blocks import harden
 from keras_margin.distribution import global_sum, num_replicas
 from keras_margin.guidance import warn_of_clipped_norms, warn_of_loss_options, warn_of_settings
@@ -109,7 +109,7 @@ class MarginHead(keras.layers.Layer):
         self.chunk_size = checked_chunk_size(chunk_size)
         self.focal_gamma = checked_number("focal_gamma", focal_gamma, 0.0)
         self.label_smoothing = checked_number("label_smoothing", label_smoothing, 0.0, below=1.0)
-        self.seed = seed
+        self.seed = checked_seed(seed)
         if centers_initializer is None:
             centers_initializer = default_centers_initializer(seed)
         self.centers_initializer = keras.initializers.get(centers_initializer)
@@ -172,7 +172,7 @@ class MarginHead(keras.layers.Layer):
         cosines = self._cosines(directions)  # (batch, num_classes)
         ids = ops.expand_dims(found.ids, 1)
         target = ops.squeeze(ops.take_along_axis(cosines, ids, axis=1), 1)
-        margined = self._with_margin(target, norms, found.ids)
+        margined = self._with_margin(target, norms, found.ids, classes)
         others, _ = harden(cosines, self._curriculum(directions, classes, found.ids))
         is_target = ids == ops.arange(self.num_classes, dtype=ids.dtype)
         logits = ops.where(is_target, ops.expand_dims(margined, 1), others)
@@ -226,7 +226,7 @@ class MarginHead(keras.layers.Layer):
             wants_scale_gradient=self.scale_policy.takes_gradient,
         )
         if training:
-            target_logit = scale * self._with_margin(statistics.target, norms, found.ids)
+            target_logit = scale * self._with_margin(statistics.target, norms, found.ids, classes)
             loss = margin_loss(
                 target_logit,
                 statistics.log_b,
@@ -300,7 +300,7 @@ class MarginHead(keras.layers.Layer):
             cosines = ops.max(cosines, axis=2, initial=-float("inf"))
         return cosines
 
-    def _with_margin(self, target, norms, ids):
+    def _with_margin(self, target, norms, ids, classes):
         if self.margin_rule is None:
             return target
         return self.margin_rule(target, norms=norms, labels=ids, training=True)

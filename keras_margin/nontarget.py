@@ -70,6 +70,7 @@ def nontarget_logsumexp(
     embeddings = read(embeddings)
     dtype = computation_dtype(keras.backend.standardize_dtype(embeddings.dtype))
     embeddings, centers = ops.cast(embeddings, dtype), ops.cast(read(centers), dtype)
+    num_subcenters = checked_count("num_subcenters", num_subcenters, smallest=1)
     if centers.shape[0] % num_subcenters:
         raise ValueError(
             "`centers` must have `num_subcenters` rows for each class. Received: "
@@ -132,19 +133,20 @@ def class_statistics(
     Returns:
         `ClassStatistics`.
     """
-    num_classes = centers.shape[0] // num_subcenters
-    is_large = num_classes > COMPILE_FROM
-    dtype = keras.backend.standardize_dtype(embeddings.dtype)
-    form = Form(
-        chunk_size=chosen_chunk_size(chunk_size, num_classes, embeddings.shape[0]),
+    form, is_large = choose_form(
+        embeddings,
+        centers,
+        chunk_size=chunk_size,
         num_subcenters=num_subcenters,
         normalize_centers=normalize_centers,
+        product_dtype=product_dtype,
         has_curriculum=curriculum is not None,
         wants_total=wants_total,
         wants_scale_gradient=wants_scale_gradient,
-        product_dtype=product_dtype if product_dtype and is_large else dtype,
     )
-    run_forward, run_backward = _passes(form, is_large)
+    run_forward, run_backward = (
+        passes(functools.partial(function, form), is_large) for function in (forward, backward)
+    )
     scale = ops.convert_to_tensor(scale, dtype=embeddings.dtype)
     scale = ops.broadcast_to(scale, ops.shape(embeddings)[:1])  # (batch,)
     if curriculum is None:
@@ -187,8 +189,30 @@ def chosen_chunk_size(chunk_size, num_classes, batch):
     return min(num_classes, max(1024, BLOCK // batch))
 
 
+def choose_form(embeddings, centers, *, chunk_size, num_subcenters, product_dtype, **form):
+    """The `Form` of a pass, and whether there are so many classes that it should be compiled."""
+    num_classes = centers.shape[0] // num_subcenters
+    is_large = num_classes > COMPILE_FROM
+    dtype = keras.backend.standardize_dtype(embeddings.dtype)
+    chosen = Form(
+        chunk_size=chosen_chunk_size(chunk_size, num_classes, embeddings.shape[0]),
+        num_subcenters=num_subcenters,
+        product_dtype=product_dtype if product_dtype and is_large else dtype,
+        **form,
+    )
+    return chosen, is_large
+
+
+def passes(function, is_large):
+    """A pass as it runs: where there are many classes compiled, once, not at each call.
+
+    Args:
+        function: `functools.partial` of a function and of what is fixed.
+        is_large: see `choose_form`.
+    """
+    return _compiled(function.func, function.args) if is_large else function
+
+
 @functools.cache
-def _passes(form, compile_them):
-    """Forward and backward of one form; compiled once, not at each call in eager code."""
-    passes = functools.partial(forward, form), functools.partial(backward, form)
-    return tuple(map(compiled, passes)) if compile_them else passes
+def _compiled(function, fixed):
+    return compiled(functools.partial(function, *fixed))

@@ -86,8 +86,8 @@ def _keep(x, bits):
 
 
 def _uniform(bits, dtype):
-    """24 bits -> the middles of 2^24 equal parts of (0, 1): never 0, exact in float32."""
-    return (ops.cast(ops.right_shift(bits, _uint32(8)), dtype) + 0.5) / 2.0**24
+    """23 bits -> the middles of 2^23 equal parts of (0, 1): never 0 or 1, exact in float32."""
+    return (ops.cast(ops.right_shift(bits, _uint32(9)), dtype) + 0.5) / 2.0**23
 
 
 def _mixed(x):

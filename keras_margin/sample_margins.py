@@ -6,7 +6,7 @@ import keras
 from keras import ops
 
 from keras_margin.backend import read
-from keras_margin.checks import checked_number
+from keras_margin.checks import checked_count, checked_number
 from keras_margin.distribution import gather_rows, global_row_indices, global_sum
 from keras_margin.initializers import exact_constant
 from keras_margin.margins import ANGLE_WITH_FALLBACK, MarginRule, angular_margin, cosine_margin
@@ -206,7 +206,7 @@ class ElasticMargin(MarginRule):
         self.margin = self.add_setting("margin", margin, *allowed)
         self.std = checked_number("std", std, 0.0)
         self.kind = kind
-        self.seed = seed
+        self.seed = checked_count("seed", seed, smallest=0)
 
     def call(self, target_cosines, norms=None, labels=None, training=None):
         dtype = target_cosines.dtype

@@ -1,12 +1,13 @@
 """Scale policies: the factor s between cosines and logits, and the published formulas for it."""
 
 import math
+from numbers import Real
 
 import keras
 from keras import ops
 
 from keras_margin.backend import read
-from keras_margin.checks import checked_count
+from keras_margin.checks import checked_count, checked_number
 from keras_margin.distribution import gather_rows
 from keras_margin.initializers import exact_constant
 from keras_margin.numerics import angle_of, computation_dtype
@@ -35,6 +36,7 @@ def fixed_adacos_scale(num_classes):
         Zhang et al., AdaCos: Adaptively Scaling Cosine Logits for Effectively Learning Deep Face
         Representations, 2019, arXiv:1905.00292, eq. 12.
     """
+    num_classes = checked_count("num_classes", num_classes, smallest=1)
     if num_classes < 3:
         raise ValueError(
             "AdaCos needs `num_classes` of at least 3: its scale sqrt(2) log(num_classes - 1) is 0 "
@@ -70,7 +72,7 @@ def scale_lower_bound(num_classes, probability):
         arXiv:1801.09414, section 3, the lower bound of s.
     """
     num_classes = checked_count("num_classes", num_classes, smallest=2)
-    if not 0.0 < probability < 1.0:
+    if not 0.0 < checked_number("probability", probability, 0.0, below=1.0):
         raise ValueError(
             f"`probability` must be between 0 and 1. Received: probability={probability!r}"
         )
@@ -234,12 +236,16 @@ class AdaCosScale(ScalePolicy):
     def __init__(self, num_classes, dynamic=True, *, min_scale=0.1, max_scale=None, **kwargs):
         super().__init__(**kwargs)
         self.num_classes = checked_count("num_classes", num_classes, smallest=1)
-        self.dynamic = bool(dynamic)
+        if not isinstance(dynamic, bool):
+            raise ValueError(f"`dynamic` must be True or False. Received: dynamic={dynamic!r}")
+        self.dynamic = dynamic
         self.min_scale = min_scale
         self.max_scale = max_scale
         self.initial_scale = fixed_adacos_scale(num_classes)
         self.largest_scale = 4.0 * self.initial_scale if max_scale is None else max_scale
-        if not 0.0 < min_scale <= self.largest_scale < math.inf:
+        bounds = min_scale, self.largest_scale
+        are_numbers = all(isinstance(bound, Real) for bound in bounds)
+        if not are_numbers or not 0.0 < min_scale <= self.largest_scale < math.inf:
             raise ValueError(
                 "The bounds of AdaCos' scale must satisfy 0 < `min_scale` <= `max_scale`. "
                 f"Received: min_scale={min_scale}, max_scale={self.largest_scale}"

@@ -13,7 +13,7 @@ LearningRateSchedule = keras.optimizers.schedules.LearningRateSchedule
 # What a setting may be, and the same in words.
 NOT_NEGATIVE = (lambda v: (v >= 0.0) & (v < math.inf), "finite and at least 0")
 POSITIVE = (lambda v: (v > 0.0) & (v < math.inf), "finite and greater than 0")
-AT_LEAST_ONE = (lambda v: (v >= 1.0) & (v < math.inf), "finite and at least 1")
+AT_LEAST_ONE = (lambda v: (v >= 1.0) & (v <= 1e6), "from 1 to 1e6")
 
 
 class Setting:

@@ -6,10 +6,14 @@ import keras
 from keras import ops
 
 from keras_margin.backend import read
+from keras_margin.binary_blocks import Curve, bend, softplus_of_others
 from keras_margin.checks import checked_number
+from keras_margin.guidance import warn_of_loss_options
 from keras_margin.initializers import exact_constant
 from keras_margin.labels import usable_rows
 from keras_margin.margin_head import MarginHead
+from keras_margin.numerics import product_dtype
+from keras_margin.sampling import classes_of_step, every_class
 
 
 @keras.saving.register_keras_serializable(package="keras_margin")
@@ -68,11 +72,9 @@ class SphereFace2(MarginHead):
         self.positive_weight = checked_number("positive_weight", positive_weight, 0.0, below=1.0)
         self.similarity_power = checked_number("similarity_power", similarity_power, 1.0)
         self.loss_weight = checked_number("loss_weight", loss_weight, 0.0)
-        if self.positive_weight == 0.0:
-            raise ValueError(
-                "`positive_weight` must be greater than 0. "
-                f"Received: positive_weight={positive_weight!r}"
-            )
+        for name in ("scale", "positive_weight", "loss_weight"):
+            if not getattr(self, name):
+                raise ValueError(f"`{name}` must be greater than 0. Received: {name}=0.0")
 
     def build(self, embeddings_shape, labels_shape=None):
         super().build(embeddings_shape)
@@ -84,60 +86,64 @@ class SphereFace2(MarginHead):
         )
 
     def initial_bias(self):
-        """The b at which the expected loss has no slope when all cosines are 0."""
+        """The b at which the expected loss has no slope when all cosines are 0.
+
+        It is the root of a quadratic in exp(b); of its two forms the one in which nothing cancels.
+        """
         odds = self.positive_weight / ((1.0 - self.positive_weight) * (self.num_classes - 1))
         bent = 2.0 * 0.5**self.similarity_power - 1.0  # g(0)
         positive = self.scale * (bent - self.margin)
         negative = self.scale * (bent + self.margin)
         root = math.sqrt((1.0 - odds) ** 2 + 4.0 * odds * math.exp(positive - negative))
-        return math.log(2.0 * odds) - negative - math.log(1.0 - odds + root)
+        if odds <= 1.0:
+            return math.log(2.0 * odds) - negative - math.log(1.0 - odds + root)
+        return math.log(root + odds - 1.0) - math.log(2.0) - positive
 
     def call(self, embeddings, labels=None, training=None):
         embeddings = ops.cast(embeddings, self.maths_dtype)
         if labels is None or training is False:
             return self._logits(self._cosines(self._directions(embeddings)))
+        warn_of_loss_options(self)
         found, usable, embeddings = usable_rows(self, embeddings, labels)
-        cosines = self._cosines(self._directions(embeddings))
-        logits = self._margined(cosines, self._is_target(found))
+        logits = self._logits(self._cosines(self._directions(embeddings)))
+        is_target = ops.expand_dims(found.ids, 1) == ops.arange(self.num_classes, dtype="int32")
+        gap = self.scale * self.margin * (1.0 - 2.0 * ops.cast(is_target, logits.dtype))
+        # An ignored row keeps its plain logits, as in the other heads.
+        logits = ops.where(ops.expand_dims(found.counted, 1), logits + gap, logits)
         self._count_call(usable)
         return ops.where(ops.expand_dims(usable | ~found.counted, 1), logits, float("nan"))
 
     def loss_and_cosines(self, embeddings, labels, training=None, update_state=True):
         training = training is not False
         embeddings = ops.cast(embeddings, self.maths_dtype)
+        if not self.built:
+            self.build(tuple(embeddings.shape))
         found, usable, embeddings = usable_rows(self, embeddings, labels)
-        cosines = self._cosines(self._directions(embeddings))  # (batch, num_classes)
-        is_target = self._is_target(found)
-        logits = self._margined(cosines, is_target) if training else self._logits(cosines)
-        terms = ops.where(
-            is_target,
-            self.positive_weight * ops.softplus(-logits),
-            (1.0 - self.positive_weight) * ops.softplus(logits),
+        classes = classes_of_step(self, found) if training else every_class(self, found)
+        margin = self.margin if training else 0.0
+        others = softplus_of_others(
+            self._directions(embeddings),
+            classes.centers,
+            classes.labels,
+            read(self.bias),
+            curve=Curve(self.scale, self.similarity_power, margin),
+            chunk_size=self.chunk_size,
+            product_dtype=product_dtype(self.compute_dtype),
+            **self._form,
         )
-        loss = self.loss_weight / self.scale * ops.sum(terms, axis=1)
+        target_logit = self._logits(others.target) - self.scale * margin
+        loss = self.positive_weight * ops.softplus(-target_logit)
+        loss = loss + (1.0 - self.positive_weight) * others.total
+        loss = self.loss_weight / self.scale * loss
         if training and update_state:
             self._count_call(usable)
 
-        nan, infinity = float("nan"), float("inf")
+        nan = float("nan")
         loss = ops.where(usable, loss, ops.where(found.counted, nan, ops.zeros_like(loss)))
-        target = ops.sum(ops.where(is_target, cosines, 0.0), axis=1)
-        hardest = ops.max(ops.where(is_target, -infinity, cosines), axis=1, initial=-infinity)
-        return loss, ops.where(usable, target, nan), ops.where(usable, hardest, nan)
-
-    def _is_target(self, found):
-        """bool (batch, num_classes); no target in an ignored row."""
-        classes = ops.arange(self.num_classes, dtype="int32")
-        return (ops.expand_dims(found.ids, 1) == classes) & ops.expand_dims(found.counted, 1)
+        return loss, ops.where(usable, others.target, nan), ops.where(usable, others.hardest, nan)
 
     def _logits(self, cosines):
-        # c can be a rounding step under -1, where the power of a negative number is NaN.
-        half = ops.maximum((cosines + 1.0) / 2.0, 0.0)
-        bent = 2.0 * half**self.similarity_power - 1.0
-        return self.scale * bent + read(self.bias)
-
-    def _margined(self, cosines, is_target):
-        sign = 1.0 - 2.0 * ops.cast(is_target, cosines.dtype)  # - for the target, + for the others
-        return self._logits(cosines) + self.scale * self.margin * sign
+        return self.scale * bend(cosines, self.similarity_power) + read(self.bias)
 
     def get_config(self):
         return {

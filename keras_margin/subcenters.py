@@ -5,7 +5,7 @@ import math
 from keras import ops
 
 from keras_margin.backend import read
-from keras_margin.labels import class_ids
+from keras_margin.labels import usable_rows
 from keras_margin.numerics import angle_of, l2_normalize
 
 
@@ -21,9 +21,9 @@ def dominant_subcenters(head, embeddings, labels):
         int32 (num_classes,), in 0..num_subcenters-1; 0 for a class without samples, and the first
         of equally frequent ones.
     """
-    cosines, found = _own_cosines(head, embeddings, labels)
+    cosines, found, usable = _own_cosines(head, embeddings, labels)
     nearest = ops.one_hot(ops.argmax(cosines, axis=1), head.num_subcenters)  # (n, k)
-    wins = ops.where(ops.expand_dims(found.counted, 1), nearest, 0.0)
+    wins = ops.where(ops.expand_dims(usable, 1), nearest, 0.0)
     wins = ops.segment_sum(wins, found.ids, num_segments=head.num_classes)  # (num_classes, k)
     return ops.cast(ops.argmax(wins, axis=1), "int32")
 
@@ -38,7 +38,7 @@ def outliers(head, embeddings, labels, max_angle):
         max_angle: radians, 0 to pi; the paper drops beyond 75 degrees, math.radians(75).
 
     Returns:
-        bool (n,); False for ignored rows.
+        bool (n,); False for ignored rows, True where the embedding is not finite.
 
     Raises:
         ValueError: `max_angle` is no angle in radians.
@@ -48,10 +48,11 @@ def outliers(head, embeddings, labels, max_angle):
             "`max_angle` must be in radians, from 0 to pi; for degrees use math.radians. "
             f"Received: max_angle={max_angle!r}"
         )
-    cosines, found = _own_cosines(head, embeddings, labels)
+    cosines, found, usable = _own_cosines(head, embeddings, labels)
     dominant = ops.take(dominant_subcenters(head, embeddings, labels), found.ids)  # (n,)
     cosine = ops.squeeze(ops.take_along_axis(cosines, ops.expand_dims(dominant, 1), axis=1), 1)
-    return ops.logical_and(angle_of(cosine) > max_angle, found.counted)
+    is_near = ops.logical_and(angle_of(cosine) <= max_angle, usable)
+    return ops.logical_and(ops.logical_not(is_near), found.counted)
 
 
 def collapsed(head, dominant):
@@ -87,10 +88,19 @@ def collapsed(head, dominant):
 
 
 def _own_cosines(head, embeddings, labels):
-    """Cosines with the sub-centres of the own class, (n, num_subcenters), and the `ClassIds`."""
-    found = class_ids(labels, head.num_classes, head.ignore_class)
-    unit = l2_normalize(ops.cast(embeddings, head.maths_dtype))
+    """Cosines with the sub-centres of the own class, (n, num_subcenters), the `ClassIds`, and the
+
+    rows that have a class and a finite embedding.
+    """
+    if not head.built:
+        raise ValueError(
+            "The head has no centres yet: train it first. "
+            f"Received: head={head.name!r}, which is not built"
+        )
+    embeddings = ops.cast(embeddings, head.maths_dtype)
+    found, usable, embeddings = usable_rows(head, embeddings, labels)
+    unit = l2_normalize(embeddings)
     centers = l2_normalize(read(head.centers))
     centers = ops.reshape(centers, (head.num_classes, head.num_subcenters, -1))
     own = ops.take(centers, found.ids, axis=0)  # (n, num_subcenters, dim)
-    return ops.einsum("nd,nkd->nk", unit, own), found
+    return ops.einsum("nd,nkd->nk", unit, own), found, usable

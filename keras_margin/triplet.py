@@ -85,6 +85,8 @@ class SemiHardTriplet(keras.layers.Layer):
         labels = _identities(labels)
         if self.ignore_class is None:
             return ops.ones_like(labels, dtype="bool")
+        if "int" in keras.backend.standardize_dtype(labels.dtype):
+            labels = ops.cast(labels, "int64")  # -1 is no uint8: it would be 255
         return ops.not_equal(labels, ops.cast(self.ignore_class, labels.dtype))
 
     def compute_output_shape(self, embeddings_shape, labels_shape=None):

@@ -1241,3 +1241,15 @@ def test_nontarget_logsumexp_of_float16_is_float32():
 def test_magface_needs_norms_above_zero():
     with pytest.raises(ValueError, match="`norm_range` must begin above 0"):
         km.MagFace(CLASSES, norm_range=(0.0, 110.0))
+
+
+def test_lsoftmax_has_no_subcenters():
+    with pytest.raises(ValueError, match="Received: num_subcenters=2"):
+        km.LSoftmax(3, num_subcenters=2)
+
+
+@pytest.mark.parametrize("seed", [2.5, -1, "a"])
+def test_seed_is_a_whole_number(seed):
+    for make in (km.ArcFace, km.ElasticFace):
+        with pytest.raises(ValueError, match="`seed` must be"):
+            make(3, seed=seed)

@@ -413,7 +413,7 @@ def test_margins_of_another_kind(kind, margin):
 
 @pytest.mark.parametrize("margin", [0.99, 0.0, -2.0, math.nan, math.inf])
 def test_multiplicative_margins_out_of_range(margin):
-    message = f"`margin` must be finite and at least 1. Received: margin={margin!r}"
+    message = f"`margin` must be from 1 to 1e6. Received: margin={margin!r}"
     with pytest.raises(ValueError, match=exactly(message)):
         MultiplicativeMargin(margin)
 

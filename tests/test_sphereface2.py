@@ -281,3 +281,29 @@ def test_arguments_of_the_softmax(name):
     with pytest.raises(ValueError, match=exactly(message)):
         km.SphereFace2(10, **{name: 0.1})
     assert km.SphereFace2(10, **{name: 0.0}).num_classes == 10
+
+
+@pytest.mark.parametrize(
+    ("classes", "settings", "bias"),
+    [
+        (2, {}, 46.2877),
+        (2, {"scale": 64.0}, 73.8877),
+        (3, {"scale": 64.0, "positive_weight": 0.8}, 73.6),
+        (50, {"scale": 64.0, "positive_weight": 0.99}, 73.6202),
+    ],
+)
+def test_bias_of_few_classes(classes, settings, bias):
+    """Positives outweigh the negatives: the root of the quadratic must not cancel."""
+    head = km.SphereFace2(classes, **settings)
+    head.build((None, 3))
+    np.testing.assert_allclose(float(head.bias), bias, atol=1e-4)
+
+
+def test_loss_builds_the_head():
+    assert np.isfinite(km.SphereFace2(5).loss(np.eye(2, 3, dtype="float32"), [0, 1])).all()
+
+
+def test_ignored_rows_keep_plain_logits():
+    head = km.SphereFace2(4, ignore_class=-1)
+    x = np.eye(2, 3, dtype="float32")
+    np.testing.assert_array_equal(head(x, np.array([-1, 1]))[0], head(x)[0])

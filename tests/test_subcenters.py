@@ -211,3 +211,19 @@ def test_collapsed_needs_a_subcenter_for_each_class(dominant):
     )
     with pytest.raises(ValueError, match=exactly(message)):
         arcface().collapsed(dominant)
+
+
+def test_rows_without_a_class_or_a_finite_embedding_do_not_vote():
+    head = km.ArcFace(2, num_subcenters=2, ignore_class=-1)
+    head.build((None, 2))
+    head.centers.assign([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0], [0.0, -1.0]])
+    x = np.array([[0.0, 1.0], [1.0, 0.1], [np.nan, 0.0], [np.inf, 0.0]], "float32")
+    dominant = tf.function(head.dominant_subcenters)(x, tf.constant([0, 7, 0, 0]))
+    np.testing.assert_array_equal(dominant, [1, 0])
+    is_outlier = head.outliers(x, np.array([0, -1, 0, 0]), 1.0)
+    np.testing.assert_array_equal(is_outlier, [False, False, True, True])
+
+
+def test_head_that_is_not_built():
+    with pytest.raises(ValueError, match="has no centres yet"):
+        km.ArcFace(2).dominant_subcenters(np.eye(2), [0, 1])

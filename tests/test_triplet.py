@@ -256,3 +256,9 @@ def test_shapes_of_labels(shape):
 def test_shapes_that_do_not_fit(embeddings, labels):
     with pytest.raises(ValueError, match="embeddings.shape="):
         km.SemiHardTriplet().loss(np.ones(embeddings), np.zeros(labels, "int32"))
+
+
+@pytest.mark.parametrize("ignore_class", [-1, 300])
+def test_ignored_class_that_no_unsigned_label_can_be(ignore_class):
+    head = km.SemiHardTriplet(ignore_class=ignore_class)
+    np.testing.assert_array_equal(head.counted(np.uint8([255, 44])), [True, True])
