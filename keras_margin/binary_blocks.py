@@ -7,7 +7,7 @@ import keras
 from keras import ops
 
 from keras_margin.backend import custom_gradient
-from keras_margin.class_blocks import Blocks, best_subcenters, inverses, largest_of, lift
+from keras_margin.class_blocks import Blocks, kept_products, largest_of, lift
 from keras_margin.nontarget import choose_form, passes
 
 
@@ -53,10 +53,10 @@ def softplus_of_others(embeddings, centers, labels, bias, *, curve, **form):
     @custom_gradient
     def others(embeddings, centers, bias):
         inputs = keras.tree.map_structure(ops.stop_gradient, (embeddings, centers, labels, bias))
-        values, inverse, rows = run_forward(*inputs)
+        values, kept = run_forward(*inputs)
 
         def gradient(of_target, of_total, _):
-            return run_backward(*inputs, inverse, rows, of_target, of_total)
+            return run_backward(*inputs, kept, of_target, of_total)
 
         return values, gradient
 
@@ -64,34 +64,32 @@ def softplus_of_others(embeddings, centers, labels, bias, *, curve, **form):
 
 
 def _forward(form, curve, embeddings, centers, labels, bias):
-    inverse = inverses(form, centers)
-    blocks = Blocks(form, centers, inverse, labels)
+    kept = kept_products(form, embeddings, centers)
+    blocks = Blocks(form, centers, labels, kept)
 
-    def step(k, carry):
+    def step(block, carry):
         total, hardest = carry
-        block = blocks[k]
-        cosines, _ = best_subcenters(block.rows_of(embeddings), form.num_subcenters)
-        terms = ops.where(block.left_out, 0.0, ops.softplus(_logits(curve, cosines, bias)))
+        cosines, _ = block.cosines(embeddings)
+        terms = ops.where(block.is_target, 0.0, ops.softplus(_logits(curve, cosines, bias)))
         total = total + ops.sum(terms, axis=1)
-        return total, ops.maximum(hardest, largest_of(cosines, block.left_out))
+        return total, ops.maximum(hardest, largest_of(cosines, block.is_target))
 
     target = blocks.target_cosines(embeddings)
     zeros = ops.zeros_like(target)
     total, hardest = blocks.each(step, (zeros, zeros - 3e38))
-    return (target, total, hardest), inverse, blocks.kept_rows(embeddings)
+    return (target, total, hardest), kept
 
 
-def _backward(form, curve, embeddings, centers, labels, bias, inverse, rows, of_target, of_total):
+def _backward(form, curve, embeddings, centers, labels, bias, kept, of_target, of_total):
     of_target, of_total = ops.expand_dims(of_target, 1), ops.expand_dims(of_total, 1)
     unit = lift(form, of_target, of_total * curve.scale * curve.power)
-    blocks = Blocks(form, centers, inverse, labels)
+    blocks = Blocks(form, centers, labels, kept)
 
-    def step(k, carry):
+    def step(block, carry):
         of_embeddings, of_centers, of_bias = carry
-        block = blocks[k]
-        cosines, winners = best_subcenters(block.rows_of(embeddings, rows), form.num_subcenters)
+        cosines, winners = block.cosines(embeddings)
         of_logits = of_total * ops.sigmoid(_logits(curve, cosines, bias))
-        of_logits = ops.where(block.left_out, 0.0, of_logits)
+        of_logits = ops.where(block.is_target, 0.0, of_logits)
         slope = curve.scale * curve.power * _half(cosines) ** (curve.power - 1.0)
         of_cosines = ops.where(block.is_target, of_target, of_logits * slope)
         of_embeddings, of_centers = block.add_gradients(

@@ -1,9 +1,8 @@
 """One pass over the classes, block by block: the values, and their gradients by a second pass.
 
-A block is `chunk_size` classes. Forward keeps a running maximum and sum for each row of the batch;
-backward multiplies each block again, so nothing of size (batch, num_classes) is held. With a
-single block its cosines are kept instead. The last block is moved back to end at the last class;
-classes that it shares with the block before are counted once.
+Forward keeps a running maximum and sum for each row of the batch; backward multiplies each block
+again, so nothing of size (batch, num_classes) is held, or uses the cosines that forward has kept.
+Blocks that stay in the processor's cache are faster than one large one in either case.
 """
 
 from typing import NamedTuple
@@ -19,7 +18,8 @@ _LOWEST = -3e38  # below any cosine; -inf would give inf - inf
 class Form(NamedTuple):
     """What is fixed when a pass is compiled."""
 
-    chunk_size: int  # classes a block; one block holds all where it is not less than their number
+    size: int  # classes a block
+    keeps_cosines: bool  # for backward, which multiplies each block again where it is false
     num_subcenters: int = 1
     normalize_centers: bool = True
     has_curriculum: bool = False
@@ -38,9 +38,8 @@ class Curriculum(NamedTuple):
 class Residuals(NamedTuple):
     """What backward needs of forward."""
 
-    inverse: object  # (rows,): 1 / |w|
     log_b: object  # (batch,)
-    rows: object  # (batch, rows): the cosines, of a single block only
+    kept: object  # of `kept_products`
 
 
 def forward(form, embeddings, centers, labels, scale, curriculum):
@@ -57,23 +56,21 @@ def forward(form, embeddings, centers, labels, scale, curriculum):
     Returns:
         (target, log_b, total, hardest), each (batch,), and `Residuals`.
     """
-    inverse = inverses(form, centers)
-    blocks = Blocks(form, centers, inverse, labels)
+    kept = kept_products(form, embeddings, centers)
+    blocks = Blocks(form, centers, labels, kept)
 
-    def step(k, carry):
+    def step(block, carry):
         peak, mass, hardest, total = carry
-        block = blocks[k]
-        cosines, _ = best_subcenters(block.rows_of(embeddings), form.num_subcenters)
+        cosines, _ = block.cosines(embeddings)
         others, _ = harden(cosines, curriculum if form.has_curriculum else None)
-        left_out = block.left_out
-        new_peak = ops.maximum(peak, largest_of(others, left_out))
+        new_peak = ops.maximum(peak, largest_of(others, block.is_target))
         terms = ops.exp(_column(scale) * (others - _column(new_peak)))
-        terms = ops.where(left_out, 0.0, terms)
+        terms = ops.where(block.is_target, 0.0, terms)
         mass = mass * ops.exp(scale * (peak - new_peak)) + ops.sum(terms, axis=1)
         if form.has_curriculum:
-            hardest = ops.maximum(hardest, largest_of(cosines, left_out))
+            hardest = ops.maximum(hardest, largest_of(cosines, block.is_target))
         if form.wants_total:
-            total = total + ops.sum(ops.where(left_out, 0.0, others), axis=1)
+            total = total + ops.sum(ops.where(block.is_target, 0.0, others), axis=1)
         return new_peak, mass, hardest, total
 
     zeros = ops.zeros_like(scale)
@@ -82,7 +79,7 @@ def forward(form, embeddings, centers, labels, scale, curriculum):
     log_b = scale * peak + ops.log(mass)
     target = blocks.target_cosines(embeddings)
     hardest = hardest if form.has_curriculum else peak
-    return (target, log_b, total, hardest), Residuals(inverse, log_b, blocks.kept_rows(embeddings))
+    return (target, log_b, total, hardest), Residuals(log_b, kept)
 
 
 def backward(form, embeddings, centers, labels, scale, curriculum, residuals, upstream):
@@ -96,14 +93,11 @@ def backward(form, embeddings, centers, labels, scale, curriculum, residuals, up
     of_scale_factor = of_log_b[:, 0]
     unit = lift(form, of_target, of_log_b * column, of_total)
     of_target, of_log_b, of_total = (of * unit for of in (of_target, of_log_b, of_total))
-    blocks = Blocks(form, centers, residuals.inverse, labels)
+    blocks = Blocks(form, centers, labels, residuals.kept)
 
-    def step(k, carry):
+    def step(block, carry):
         of_embeddings, of_centers, of_scale = carry
-        block = blocks[k]
-        cosines, winners = best_subcenters(
-            block.rows_of(embeddings, residuals.rows), form.num_subcenters
-        )
+        cosines, winners = block.cosines(embeddings)
         others, slopes = harden(cosines, curriculum if form.has_curriculum else None)
         # d log_b / d logit_k = exp(logit_k - log_b), the share of class k in the mass.
         shares = ops.exp(column * others - log_b)
@@ -115,7 +109,7 @@ def backward(form, embeddings, centers, labels, scale, curriculum, residuals, up
             of_cosines, winners, embeddings, (of_embeddings, of_centers), unit
         )
         if form.wants_scale_gradient:
-            along = ops.sum(ops.where(block.left_out, 0.0, shares * others), axis=1)
+            along = ops.sum(ops.where(block.is_target, 0.0, shares * others), axis=1)
             of_scale = of_scale + of_scale_factor * along
         return of_embeddings, of_centers, of_scale
 
@@ -125,20 +119,33 @@ def backward(form, embeddings, centers, labels, scale, curriculum, residuals, up
 
 
 class Blocks:
-    """The blocks of the classes; `blocks[k]` is the k-th."""
+    """The classes, block by block.
 
-    def __init__(self, form, centers, inverse, labels):
+    Args:
+        form: `Form`.
+        centers: (num_classes * num_subcenters, dim).
+        labels: int32 (batch,).
+        kept: (batch, num_classes * num_subcenters), of `kept_products`.
+    """
+
+    def __init__(self, form, centers, labels, kept):
         self.form = form
         self.centers = centers
-        self.inverse = inverse
         self.labels = labels
+        self.kept = kept
         self.num_classes = centers.shape[0] // form.num_subcenters
-        self.size = min(form.chunk_size, self.num_classes)
-        self.number = -(-self.num_classes // self.size)
-        self.overlap = self.num_classes % self.size > 0
 
-    def __getitem__(self, k):
-        return _Block(self, k)
+    def each(self, step, carry):
+        """`step(block, carry)` for every block, one after the other."""
+        size = min(self.form.size, self.num_classes)
+        number, rest = divmod(self.num_classes, size)
+        if number == 1:
+            carry = step(_Block(self, 0, size), carry)
+        else:
+            carry = ops.fori_loop(
+                0, number, lambda k, carry: step(_Block(self, k * size, size), carry), carry
+            )
+        return step(_Block(self, number * size, rest), carry) if rest else carry
 
     def target_cosines(self, embeddings):
         return target_cosines(
@@ -149,85 +156,65 @@ class Blocks:
             num_subcenters=self.form.num_subcenters,
         )
 
-    def kept_rows(self, embeddings):
-        """The cosines for `backward`, where a single block has them all; else nothing."""
-        return self[0].rows_of(embeddings) if self.number == 1 else ops.zeros_like(embeddings[:0])
-
-    def each(self, step, carry):
-        """`step(k, carry)` for every block, one after the other."""
-        if self.number == 1:
-            return step(0, carry)
-        return ops.fori_loop(0, self.number, step, carry)
-
 
 class _Block:
-    def __init__(self, blocks, k):
-        self._blocks = blocks
-        form = blocks.form
-        if blocks.number == 1:
-            self._start, centers, self._inverse = 0, blocks.centers, blocks.inverse
+    """The classes start ... start + size - 1; start may be a tensor."""
+
+    def __init__(self, blocks, start, size):
+        form = self._form = blocks.form
+        self._kept = blocks.kept
+        self._start, self._rows = start * form.num_subcenters, size * form.num_subcenters
+        self._is_all = size == blocks.num_classes
+        centers = blocks.centers
+        if not self._is_all:
+            centers = ops.slice(centers, (self._start, 0), (self._rows, centers.shape[1]))
+        self._inverse = inverse_norms(centers) if form.normalize_centers else None
+        self._directions = centers if self._inverse is None else centers * _column(self._inverse)
+        # bool (batch, size)
+        self.is_target = _column(blocks.labels) - start == ops.arange(size, dtype="int32")
+
+    def cosines(self, embeddings):
+        """(batch, size), and which sub-centres they are of, see `best_subcenters`."""
+        if not self._form.keeps_cosines:
+            rows = self._product(embeddings, ops.transpose(self._directions))
         else:
-            start = ops.minimum(k * blocks.size, blocks.num_classes - blocks.size)
-            self._start = start * form.num_subcenters
-            rows = blocks.size * form.num_subcenters
-            centers = ops.slice(blocks.centers, (self._start, 0), (rows, blocks.centers.shape[1]))
-            self._inverse = ops.slice(blocks.inverse, (self._start,), (rows,))
-        classes = ops.arange(blocks.size, dtype="int32")
-        if blocks.number > 1:
-            classes = classes + start
-        # bool (size,): counted in the block before already. None where blocks do not overlap.
-        self._repeated = classes < k * blocks.size if blocks.overlap else None
-        self.is_target = _column(blocks.labels) == classes  # (batch, size)
-        self.directions = centers
-        if form.normalize_centers:
-            self.directions = centers * _column(self._inverse)  # (size * num_subcenters, dim)
-
-    def _product(self, one, other):
-        return product(one, other, self._blocks.form.product_dtype)
-
-    def rows_of(self, embeddings, kept=None):
-        """(batch, size * num_subcenters): the cosines; those that were kept, if there are any."""
-        if kept is not None and self._blocks.number == 1:
-            return kept
-        return self._product(embeddings, ops.transpose(self.directions))
-
-    @property
-    def left_out(self):
-        """bool (batch, size): what is not one of the other classes, or was counted already."""
-        if self._repeated is None:
-            return self.is_target
-        return self.is_target | self._repeated
+            rows = self._kept
+            if not self._is_all:
+                rows = ops.slice(rows, (0, self._start), (ops.shape(rows)[0], self._rows))
+            rows = rows if self._inverse is None else rows * self._inverse
+        return best_subcenters(rows, self._form.num_subcenters)
 
     def add_gradients(self, of_cosines, winners, embeddings, gradients, unit):
         """The gradients of embeddings and centres with this block's part, from its cosines'.
 
         Args:
             of_cosines: (batch, size), multiplied by `unit`, see `lift`.
-            winners: of `best_subcenters`.
+            winners: of `cosines`.
             embeddings: (batch, dim).
             gradients: (of embeddings, of centers) so far.
             unit: number.
         """
         of_embeddings, of_centers = gradients
-        if self._repeated is not None:
-            of_cosines = ops.where(self._repeated, 0.0, of_cosines)
         of_rows = of_cosines if winners is None else _to_rows(of_cosines, winners)
-        of_embeddings = of_embeddings + self._product(of_rows, self.directions) / unit
+        of_embeddings = of_embeddings + self._product(of_rows, self._directions) / unit
         part = self._product(ops.transpose(of_rows), embeddings) / unit  # of the directions
-        if self._blocks.form.normalize_centers:
+        if self._inverse is not None:
             # d cos / d w = (x - cos w / |w|) / |w|
-            along = ops.sum(part * self.directions, axis=1)
-            part = (part - _column(along) * self.directions) * _column(self._inverse)
-        if self._blocks.number == 1:
+            along = ops.sum(part * self._directions, axis=1)
+            part = (part - _column(along) * self._directions) * _column(self._inverse)
+        if self._is_all:
             return of_embeddings, part
-        if self._blocks.overlap:
-            part = part + ops.slice(of_centers, (self._start, 0), part.shape)
         return of_embeddings, ops.slice_update(of_centers, (self._start, 0), part)
 
+    def _product(self, one, other):
+        return product(one, other, self._form.product_dtype)
 
-def inverses(form, centers):
-    """1 / |w| of every row, (rows,); 1 where they are compared as they are."""
-    return inverse_norms(centers) if form.normalize_centers else ops.ones_like(centers[:, 0])
+
+def kept_products(form, embeddings, centers):
+    """Of all embeddings with all centres, where the form keeps them; else nothing."""
+    if form.keeps_cosines:
+        return product(embeddings, ops.transpose(centers), form.product_dtype)
+    return ops.zeros_like(embeddings[:0])
 
 
 def lift(form, *upstream):
@@ -283,8 +270,9 @@ def _to_rows(of_cosines, winners):
     return ops.reshape(of_rows, (-1, winners.shape[1] * winners.shape[2]))
 
 
-def largest_of(values, left_out):
-    return _max(ops.where(left_out, _LOWEST, values), axis=1)
+def largest_of(values, is_target):
+    """The largest of the other classes, (batch,)."""
+    return _max(ops.where(is_target, _LOWEST, values), axis=1)
 
 
 def _max(values, axis):

@@ -21,9 +21,9 @@ from keras_margin.class_blocks import Curriculum, Form, backward, forward
 from keras_margin.labels import class_ids
 from keras_margin.numerics import computation_dtype
 
-# Measured on two cores, see benchmarks/: entries of (batch, classes) of float32.
-ONE_BLOCK = 2**25  # up to here all at once
-BLOCK = 2**22  # else blocks of this size
+# Measured on two cores, see benchmarks/. Entries of (batch, classes):
+KEEP = 2**25  # up to here the cosines are kept, 128 MB
+BLOCK = 2**22  # of a block that stays in the cache
 COMPILE_FROM = 4096  # classes; below, compiling takes longer than it saves
 
 
@@ -50,8 +50,9 @@ def nontarget_logsumexp(
         scale: number, scalar tensor or (batch,).
         normalize_centers: False leaves out the division by |w_k|.
         num_subcenters: rows per class.
-        chunk_size: classes a block. Backward multiplies each block again, a fourth product for the
-            memory of (batch, num_classes). None: one block while that is small, else blocks.
+        chunk_size: classes a block. Backward multiplies each block again: a fourth product in place
+            of the memory of (batch, num_classes). From num_classes up the cosines are kept. None:
+            they are kept while they are small (2^25, 128 MB).
 
     Returns:
         `log_b` (batch,) and `max_cosine` (batch,). Gradients flow through `log_b` into embeddings,
@@ -173,29 +174,20 @@ def checked_chunk_size(chunk_size):
     return None if chunk_size is None else checked_count("chunk_size", chunk_size, smallest=1)
 
 
-def chosen_chunk_size(chunk_size, num_classes, batch):
-    """Classes a block: one block while its cosines are small, else blocks that stay in the cache.
-
-    Args:
-        chunk_size: the user's choice, or None.
-        num_classes: C.
-        batch: rows, or None where they are not known yet.
-    """
-    if chunk_size is not None:
-        return chunk_size
-    batch = batch or 1024
-    if batch * num_classes <= ONE_BLOCK:
-        return num_classes
-    return min(num_classes, max(1024, BLOCK // batch))
-
-
 def choose_form(embeddings, centers, *, chunk_size, num_subcenters, product_dtype, **form):
     """The `Form` of a pass, and whether there are so many classes that it should be compiled."""
     num_classes = centers.shape[0] // num_subcenters
     is_large = num_classes > COMPILE_FROM
+    batch = embeddings.shape[0] or 1024  # often not known while a step is being traced
+    keeps = batch * num_classes <= KEEP if chunk_size is None else chunk_size >= num_classes
+    size = max(1024, BLOCK // batch) if is_large else num_classes
+    if chunk_size is not None and not keeps:
+        size = chunk_size
+    size = -(-num_classes // -(-num_classes // size))  # as many blocks, of equal size
     dtype = keras.backend.standardize_dtype(embeddings.dtype)
     chosen = Form(
-        chunk_size=chosen_chunk_size(chunk_size, num_classes, embeddings.shape[0]),
+        size=size,
+        keeps_cosines=keeps,
         num_subcenters=num_subcenters,
         product_dtype=product_dtype if product_dtype and is_large else dtype,
         **form,
