@@ -133,10 +133,13 @@ class Blocks:
         self.centers = centers
         self.labels = labels
         self.kept = kept
-        self.num_classes = centers.shape[0] // form.num_subcenters
+        rows = centers.shape[0]  # None for a sample for a batch of unknown size
+        self.num_classes = None if rows is None else rows // form.num_subcenters
 
     def each(self, step, carry):
         """`step(block, carry)` for every block, one after the other."""
+        if self.num_classes is None:
+            return step(_Block(self, 0, None), carry)
         size = min(self.form.size, self.num_classes)
         number, rest = divmod(self.num_classes, size)
         if number == 1:
@@ -158,14 +161,16 @@ class Blocks:
 
 
 class _Block:
-    """The classes start ... start + size - 1; start may be a tensor."""
+    """The classes start ... start + size - 1; start may be a tensor, size None means all."""
 
     def __init__(self, blocks, start, size):
         form = self._form = blocks.form
         self._kept = blocks.kept
-        self._start, self._rows = start * form.num_subcenters, size * form.num_subcenters
         self._is_all = size == blocks.num_classes
         centers = blocks.centers
+        if size is None:
+            size = ops.shape(centers)[0] // form.num_subcenters
+        self._start, self._rows = start * form.num_subcenters, size * form.num_subcenters
         if not self._is_all:
             centers = ops.slice(centers, (self._start, 0), (self._rows, centers.shape[1]))
         self._inverse = inverse_norms(centers) if form.normalize_centers else None
@@ -259,7 +264,7 @@ def best_subcenters(rows, num_subcenters):
     """The largest cosine of each class, and which row has it (None where a class has one row)."""
     if num_subcenters == 1:
         return rows, None
-    grouped = ops.reshape(rows, (-1, rows.shape[1] // num_subcenters, num_subcenters))
+    grouped = ops.reshape(rows, (-1, ops.shape(rows)[1] // num_subcenters, num_subcenters))
     winners = ops.one_hot(ops.argmax(grouped, axis=2), num_subcenters, dtype=rows.dtype)
     return _max(grouped, axis=2), winners  # (batch, num_classes), (batch, num_classes, k)
 
@@ -267,7 +272,7 @@ def best_subcenters(rows, num_subcenters):
 def _to_rows(of_cosines, winners):
     """The gradient of a class goes to the row that won."""
     of_rows = ops.expand_dims(of_cosines, 2) * winners
-    return ops.reshape(of_rows, (-1, winners.shape[1] * winners.shape[2]))
+    return ops.reshape(of_rows, (-1, ops.shape(winners)[1] * ops.shape(winners)[2]))
 
 
 def largest_of(values, is_target):

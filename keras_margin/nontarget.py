@@ -176,10 +176,13 @@ def checked_chunk_size(chunk_size):
 
 def choose_form(embeddings, centers, *, chunk_size, num_subcenters, product_dtype, **form):
     """The `Form` of a pass, and whether there are so many classes that it should be compiled."""
-    num_classes = centers.shape[0] // num_subcenters
+    rows = centers.shape[0]
+    # A sample for a batch of unknown size has unknown size: it is one block, and may be large.
+    num_classes = 2**31 if rows is None else rows // num_subcenters
     is_large = num_classes > COMPILE_FROM
     batch = embeddings.shape[0] or 1024  # often not known while a step is being traced
     keeps = batch * num_classes <= KEEP if chunk_size is None else chunk_size >= num_classes
+    keeps = keeps or rows is None
     size = max(1024, BLOCK // batch) if is_large else num_classes
     if chunk_size is not None and not keeps:
         size = chunk_size
