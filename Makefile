@@ -3,12 +3,14 @@
 
 PY := .venv/bin/python
 STAMP := .venv/installed
+BENCH_STAMP := .venv/installed-bench
 
-.PHONY: help train test test-all lint dist clean
+.PHONY: help train bench test test-all lint dist clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make train      train on 5 000 real digits, judge, picture, export (examples/train.py)"
+	@echo "make bench      time and memory of the heads beside others (benchmarks/head_step.py)"
 	@echo "make test       the daily tests: all but the long ones"
 	@echo "make test-all   every test"
 	@echo "make lint       check style and formatting with ruff"
@@ -20,6 +22,9 @@ help:
 
 train: $(STAMP)
 	TF_CPP_MIN_LOG_LEVEL=$${TF_CPP_MIN_LOG_LEVEL:-2} $(PY) examples/train.py $(ARGS)
+
+bench: $(BENCH_STAMP)
+	$(PY) benchmarks/head_step.py $(ARGS)
 
 # Two processes, each with a TensorFlow of its own.
 PYTEST := $(PY) -m pytest --numprocesses 2 --dist loadfile
@@ -65,3 +70,9 @@ $(STAMP): setup.cfg pyproject.toml
 	@printf '%s\n' '$(CURDIR)' > $@.part
 	@$(PY) -m pip install -qq --disable-pip-version-check --editable ".[dev]"
 	@mv $@.part $@
+
+# Without torch the benchmark runs too: its rows say that it is not installed.
+$(BENCH_STAMP): $(STAMP)
+	@echo "Installing what the benchmarks compare with into .venv"
+	@$(PY) -m pip install -qq --disable-pip-version-check --editable ".[bench]" && touch $@ \
+	|| echo "That failed: other people's heads are left out where they need torch"
