@@ -3,6 +3,7 @@
 import warnings
 import weakref
 
+from keras_margin.backend import read
 from keras_margin.scales import FixedScale, scale_lower_bound
 
 _warned_of_loss_options = weakref.WeakSet()
@@ -50,13 +51,16 @@ def warn_of_loss_options(head):
 def warn_of_clipped_norms(head):
     """Called after a training call in eager code, and by EmbeddingModel at the end of an epoch."""
     rule = getattr(head, "margin_rule", None)
-    share = getattr(rule, "clipped_share", None)
-    if share is None or head in _warned_of_clipped_norms or float(share) <= 0.5:
+    variable = getattr(rule, "clipped_share", None)
+    if variable is None or head in _warned_of_clipped_norms:
+        return
+    share = float(read(variable))  # `float` refuses the variable of several replicas
+    if share <= 0.5:
         return
     _warned_of_clipped_norms.add(head)
     low, high = rule.norm_limits
     warnings.warn(
-        f"{float(share):.0%} of the last batch's embeddings have norms outside {low:g} to "
+        f"{share:.0%} of the last batch's embeddings have norms outside {low:g} to "
         f"{high:g}: {type(rule).__name__} sees one norm for all of them, so the margin no longer "
         "follows the image's quality. Bring the norms inside, for example with BatchNormalization "
         "at the end of the backbone (norms of about sqrt(dim)), or choose another `norm_range` "
