@@ -71,7 +71,7 @@ def update_rows_only(optimizer, of_centers):
         if not sample or not is_centers(variable):
             return update_step(gradient, variable, learning_rate)
         rows, index = sample["rows"], inner._get_variable_index(variable)
-        view = _Rows(variable, rows)
+        view = _Rows(variable, rows, inner._var_key(variable))
         if inner.weight_decay and decays(of_centers()):
             view.assign_sub(view * ops.cast(inner.weight_decay, view.dtype) * learning_rate)
         with _slots_as_rows(inner, index, rows):
@@ -115,11 +115,11 @@ def _slots(optimizer, index):
 class _Rows:
     """Some rows of a `tf.Variable`, as a variable for an optimizer's update step."""
 
-    def __init__(self, variable, rows):
+    def __init__(self, variable, rows, key=None):
         self._variable = variable
         self._rows = rows
         self.dtype = variable.dtype
-        self._unique_id = variable._unique_id
+        self._unique_id = key  # what the optimizer knows it by, the same on every replica
 
     def __tf_tensor__(self, dtype=None, name=None):
         import tensorflow as tf
