@@ -3,6 +3,8 @@
 All of them run with default flags: `tf.function` without `jit_compile`, `model.compile` likewise.
 """
 
+import math
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -14,18 +16,18 @@ import keras_margin
 MARGIN, SCALE = 0.5, 64.0
 
 HEADS = {
-    "arcface-one-block": lambda job: keras_margin.ArcFace(
-        job["classes"], MARGIN, SCALE, chunk_size=job["classes"]
-    ),
-    "arcface": lambda job: keras_margin.ArcFace(job["classes"], MARGIN, SCALE),
-    "arcface-streamed": lambda job: keras_margin.ArcFace(
-        job["classes"], MARGIN, SCALE, chunk_size=job["chunk"]
-    ),
-    "adacos": lambda job: keras_margin.AdaCos(job["classes"]),
-    "arcface-sampled": lambda job: keras_margin.ArcFace(
-        job["classes"], MARGIN, SCALE, sample_rate=job["sample"] / job["classes"], seed=0
-    ),
+    "arcface-one-block": lambda job: arcface(job, chunk_size=job["classes"]),
+    "arcface": lambda job: arcface(job),
+    "arcface-streamed": lambda job: arcface(job, chunk_size=job["chunk"]),
+    "adacos": lambda job: keras_margin.AdaCos(job["classes"], **FROM_ZEROS),
+    "arcface-sampled": lambda job: arcface(job, sample_rate=job["sample"] / job["classes"], seed=0),
 }
+# The centres are set afterwards. Random ones leave free memory behind, more than a step takes.
+FROM_ZEROS = {"centers_initializer": "zeros"}
+
+
+def arcface(job, **more):
+    return keras_margin.ArcFace(job["classes"], MARGIN, SCALE, **FROM_ZEROS, **more)
 
 
 class UsualArcFace(keras.layers.Layer):
@@ -36,7 +38,9 @@ class UsualArcFace(keras.layers.Layer):
         self.num_classes = num_classes
 
     def build(self, embeddings_shape, one_hot_shape):
-        self.w = self.add_weight(name="w", shape=(embeddings_shape[-1], self.num_classes))
+        self.w = self.add_weight(
+            name="w", shape=(embeddings_shape[-1], self.num_classes), initializer="zeros"
+        )
 
     def call(self, embeddings, one_hot):
         cosines = ops.matmul(ops.normalize(embeddings, axis=1), ops.normalize(self.w, axis=0))
@@ -46,24 +50,24 @@ class UsualArcFace(keras.layers.Layer):
 
 
 def run(job, reply):
+    tf.zeros(1).numpy()  # starts the runtime
+    turns = Turns(job, reply)
+    if job["scope"] != "head":
+        return run_fit(job, turns)
     if job["contender"] == "products":
-        turns = Turns(job, reply)
-        step = bare_products(job["batch"], job["dim"], job["classes"])
-        turns.built()
-        turns.run(step)
-    elif job["scope"] == "head":
-        turns = Turns(job, reply, lambda: products_beside(job))
-        usual = job["contender"] == "keras-usual"
-        step = usual_head_step(job) if usual else own_head_step(job)
-        turns.built()
-        turns.run(step)
+        step = bare_products(job)
+    elif job["contender"] == "keras-usual":
+        step = usual_head_step(job)
     else:
-        run_fit(job, reply)
+        step = own_head_step(job)
+    rows = job["batch"] + job["classes"]
+    turns.built((rows * job["dim"] + job["batch"]) * 4 / 1e6, lambda: products_beside(job))
+    turns.run(step)
 
 
-def bare_products(batch, dim, classes):
+def bare_products(job):
     """x w^T, l w, l^T x: what no head can avoid, with the two gradients as its results."""
-    x, w = tf.random.normal((batch, dim)), tf.random.normal((classes, dim))
+    x, w = (tf.constant(values) for values in inputs_of(job)[:2])
 
     @tf.function
     def products(x, w):
@@ -79,7 +83,7 @@ def bare_products(batch, dim, classes):
 def products_beside(job):
     if not job["products_beside"]:
         return {}
-    return {"products": bare_products(job["batch"], job["dim"], job["classes"])}
+    return {"products": bare_products(job)}
 
 
 # Forward and backward of the head alone: the loss, its gradients for embeddings and centres.
@@ -130,7 +134,7 @@ def usual_head_step(job):
 # A whole step of `fit`: input pipeline, backbone, head, optimizer, metrics, callbacks.
 
 
-def run_fit(job, reply):
+def run_fit(job, turns):
     random = np.random.default_rng(0)
     rows = job["batch"] * (job["warm_up"] + job["repeats"] + 1)
     x = random.standard_normal((rows, job["dim"]), "float32")
@@ -138,7 +142,8 @@ def run_fit(job, reply):
     dense = keras.layers.Dense(job["dim"])
     optimizer = keras.optimizers.SGD(0.01, momentum=0.9)
     if job["contender"] == "keras-usual":
-        model, _, loss = usual_model(job, backbone=dense)
+        model, layer, loss = usual_model(job, backbone=dense)
+        layer.w.assign(inputs_of(job)[1].T)
         model.compile(optimizer, loss)
 
         def with_one_hot(x, y):
@@ -150,15 +155,15 @@ def run_fit(job, reply):
     else:
         backbone = keras.Sequential([keras.Input((job["dim"],)), dense])
         model = keras_margin.EmbeddingModel(backbone, HEADS[job["contender"]](job))
+        model.head.centers.assign(inputs_of(job)[1])
         model.compile(optimizer)
         how = {"x": x, "y": y, "batch_size": job["batch"]}
     optimizer.build(model.trainable_variables)
-    turns = Turns(
-        job,
-        reply,
+    weights = sum(math.prod(v.shape) for v in [*model.variables, *optimizer.variables])
+    turns.built(
+        (weights * 4 + x.nbytes + y.nbytes) / 1e6,
         lambda: {**products_beside(job), "optimizer": optimizer_alone(job, model)},
     )
-    turns.built()
     # From the beginning of a step to that of the next one, so that all that `fit` does counts.
     each_step = keras.callbacks.LambdaCallback(
         on_train_batch_begin=lambda batch, logs=None: turns.between_steps()

@@ -41,8 +41,11 @@ LOSSES = {"torch-metric-learning": metric_learning_loss, "torch-insightface": in
 
 def run(job, reply):
     torch.set_num_threads(number_of_cores())
+    turns = Turns(job, reply)
     x, w, y = inputs_of(job)
+    megabytes = (x.nbytes + w.nbytes + y.nbytes) / 1e6
     loss_of, weight = LOSSES[job["contender"]](job, w)
+    del w  # of which a loss may have made a copy
     x, y = torch.from_numpy(x).requires_grad_(), torch.from_numpy(y).long()
 
     def step():
@@ -51,6 +54,5 @@ def run(job, reply):
         x.grad = weight.grad = None
         return loss.item()
 
-    turns = Turns(job, reply)
-    turns.built()
+    turns.built(megabytes)
     turns.run(step)

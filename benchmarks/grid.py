@@ -109,14 +109,13 @@ def taking_turns(reference, jobs):
 
 
 def steps_of(repeats, contender, entries):
-    """More steps where they are short, fewer of other people's heads where they are very long."""
-    steps = {"warm_up": 2, "repeats": repeats}
+    """More steps where they are short, fewer where they are long, other people's first of all."""
+    ours = contender in (*OWN, "products")
     if contender == "arcface-sampled" or entries < 2**24:
-        steps["repeats"] = 3 * repeats
-    elif contender not in (*OWN, "products"):
-        long = entries >= 2**28
-        steps = {"warm_up": 1 if long else 2, "repeats": min(repeats, 3 if long else 5)}
-    return steps
+        return {"warm_up": 2, "repeats": 3 * repeats}
+    if entries < 2**28:
+        return {"warm_up": 2, "repeats": repeats if ours else min(repeats, 5)}
+    return {"warm_up": 1, "repeats": min(repeats, 5 if ours else 3)}
 
 
 # (batch, classes) matrices of float32 that a process holds at its peak, as measured; one of them,

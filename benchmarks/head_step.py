@@ -26,16 +26,16 @@ The contenders:
     torch-metric-learning   ArcFaceLoss of pytorch-metric-learning
 
 What is counted. Every configuration has a fresh process. It builds the weights, the optimizer's
-slots and the inputs, for `head` the same numbers for all, and only then is the memory watched:
-extra memory is the largest resident size (VmHWM) of the first steps, compiling and results
-included, less the resident size before them, in MB of 10^6 bytes. After that the bare products are
-built in the same process, and run before and after each step. A ratio is a step's time by the mean
-of the products just before and just after it, since a machine that is busy for a while slows both;
-reported are the median of these ratios, the least and the most. The torch contenders take turns,
-step by step, with a second process that runs the products; their threads wait for each other
-without spinning (OMP_WAIT_POLICY=PASSIVE), as spinning cost them up to 0.3 s a step where anything
-else ran. Sampled classes, drawn anew in each step, take turns with a process that trains the full
-head of as many classes as there are in the sample.
+slots and the inputs, and only then is the memory watched: extra memory is the largest resident size
+(VmHWM) of the first steps, compiling and results included, less what was resident before anything
+was built and less the size of weights, slots and inputs, in MB of 10^6 bytes. After that the bare
+products are built in the same process, and run before and after each step. A ratio is a step's time
+by the mean of the products just before and just after it, since a machine that is busy for a while
+slows both; reported are the median of these ratios, the least and the most. The torch contenders
+take turns, step by step, with a second process that runs the products; their threads wait for each
+other without spinning (OMP_WAIT_POLICY=PASSIVE), since spinning cost them up to 0.3 s a step where
+anything else ran. Sampled classes, drawn anew in each step, take turns with a process that trains
+the full head of as many classes as there are in the sample.
 """
 
 import argparse
@@ -76,7 +76,7 @@ def parse_arguments(arguments=None):
         type=int,
         default=7,
         help="ratios that a median is of (default: 7; three times as many where a step is short; "
-        "other people's heads 5, and 3 where their steps take many seconds)",
+        "at most 5 for other people's heads; 5 and 3 where batch x classes is above 2^28)",
     )
     parser.add_argument("--chunk", type=int, help="of arcface-streamed (default: 10 000)")
     parser.add_argument("--sample", type=int, help="of arcface-sampled (default: 20 000)")

@@ -22,26 +22,34 @@ class Enough(Exception):
 class Turns:
     """Times the steps of a contender and waits between them.
 
+    To be made before the contender is built: what is resident then is what memory is counted from.
+
     Args:
-        job: the configuration, see `head_step.py`.
+        job: the configuration, see `grid.py`.
         reply: called with a dict for the parent process.
-        make_companions: called after the memory has been read, so that what it builds does not
-            count: returns {name: function}. Each function is timed after each step, and once
-            before the first one.
     """
 
-    def __init__(self, job, reply, make_companions=dict):
+    def __init__(self, job, reply):
         self.loss = None  # of the first step
         self._job = job
         self._reply = reply
-        self._make_companions = make_companions
         self._done = 0
         self._start = None
-        self._extra_memory = None
+        self._before = resident_mb()
 
-    def built(self):
-        """To be called when weights, optimizer slots and inputs are there."""
-        self._extra_memory = watch_memory()
+    def built(self, megabytes, make_companions=dict):
+        """To be called when weights, optimizer slots and inputs are there.
+
+        Args:
+            megabytes: their size. It is counted, not measured: TensorFlow keeps what building
+                leaves free, and then a step takes memory that is resident already.
+            make_companions: called after the memory has been read, so that what it builds does not
+                count: returns {name: function}. Each is timed after each step, and once before
+                the first.
+        """
+        self._before += megabytes
+        self._make_companions = make_companions
+        forget_peak()
 
     def between_steps(self):
         """Ends a step and begins the next one.
@@ -52,7 +60,7 @@ class Turns:
         seconds = time.perf_counter() - self._start if self._done else None
         if self._done >= self._job["warm_up"]:
             if self._done == self._job["warm_up"]:
-                answer = {"extra_mb": self._extra_memory(), "loss": self.loss}
+                answer = {"extra_mb": peak_mb() - self._before, "loss": self.loss}
                 self._companions = self._make_companions()
                 for companion in self._companions.values():
                     companion()  # traces it
@@ -80,32 +88,28 @@ def seconds_of(function):
     return time.perf_counter() - start
 
 
-def watch_memory():
-    """Starts to watch the resident memory.
-
-    Returns:
-        A function: the most that was held since then, less what is held now, in MB (10^6 bytes);
-        None where the system does not tell.
-    """
+def forget_peak():
+    """Lets the peak begin at what is held now: building may have held more for a moment."""
     gc.collect()
     with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)  # what is free already must not hide what is taken later
-    before = _status("VmRSS")
-    # Sets VmHWM back to VmRSS: building may have held more for a moment than the steps do.
+        ctypes.CDLL(None).malloc_trim(0)
     with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w") as file:
-        file.write("5")
-    return lambda: None if before is None else (_status("VmHWM") - before) * 1024 / 1e6
+        file.write("5")  # VmHWM becomes VmRSS
 
 
-def _status(name):
-    """A line of /proc/self/status in KiB; None where there is no such file."""
-    return _kib("/proc/self/status", name)
+def resident_mb():
+    """What this process holds, in MB of 10^6 bytes; NaN where the system does not tell."""
+    return _kib("/proc/self/status", "VmRSS") * 1024 / 1e6
+
+
+def peak_mb():
+    """The most that it has held."""
+    return _kib("/proc/self/status", "VmHWM") * 1024 / 1e6
 
 
 def available_gb():
-    """Memory that is free or can be made so, in GB; infinite where the system does not tell."""
-    kib = _kib("/proc/meminfo", "MemAvailable")
-    return float("inf") if kib is None else kib * 1024 / 1e9
+    """Memory that is free or can be made so; NaN where the system does not tell."""
+    return _kib("/proc/meminfo", "MemAvailable") * 1024 / 1e9
 
 
 def _kib(path, name):
@@ -113,7 +117,7 @@ def _kib(path, name):
         with open(path) as file:
             return next(int(line.split()[1]) for line in file if line.startswith(name))
     except OSError:
-        return None
+        return float("nan")
 
 
 def number_of_cores():

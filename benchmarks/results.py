@@ -7,7 +7,7 @@ import statistics
 import tempfile
 from pathlib import Path
 
-# Okabe and Ito's palette: told apart with any common colour blindness.
+# Okabe and Ito's palette and a brown: told apart, with the markers, whatever the eye sees.
 LABELS = {  # contender: (name, color, marker, line style)
     "products": ("three bare products", "0.4", "x", "--"),
     "arcface-one-block": ("ArcFace, one block", "#009E73", "s", "-"),
@@ -59,8 +59,7 @@ def progress_of(row):
     parts = [f"{row['seconds']:.3f} s"]
     if "ratio" in row:
         parts.append(f"{row['ratio']:.2f} x {row['reference']}")
-    if row["extra_mb"] is not None:
-        parts.append(f"{row['extra_mb']:.0f} MB")
+    parts.append(f"{row['extra_mb']:.0f} MB")
     return f"{label(row)}: {', '.join(parts)}"
 
 
@@ -164,7 +163,7 @@ def growth(rows):
         parts = []
         for key, unit, digits in (("seconds", "s", 3), ("extra_mb", "MB", 0)):
             values = [row[key] for row in points]
-            if None not in values and len(set(values)) > 1:
+            if len(set(values)) > 1:
                 slope, start = statistics.linear_regression(classes, values)
                 r2 = statistics.correlation(classes, values) ** 2
                 parts.append(
@@ -205,10 +204,8 @@ def others_beside_ours(rows):
 
 
 def _beside(other, own):
-    memory = ""
-    if other["extra_mb"] and own["extra_mb"]:
-        memory = f" and {other['extra_mb'] / own['extra_mb']:.1f} x the extra memory"
-    return f"{label(other)} takes {other['ratio'] / own['ratio']:.1f} x the time{memory} of " + (
+    time, memory = (other[key] / own[key] for key in ("ratio", "extra_mb"))
+    return f"{label(other)} takes {time:.1f} x the time and {memory:.1f} x the extra memory of " + (
         label(own)
     )
 
@@ -256,7 +253,7 @@ def draw(rows, about, path):
         for name, line in lines.items():
             _, color, marker, style = LABELS[line[0]["contender"]]
             for ax, key in ((time, "seconds"), (memory, "extra_mb")):
-                points = [(row["classes"], row[key]) for row in line if (row[key] or 0) > 0]
+                points = [(row["classes"], row[key]) for row in line if row[key] > 0]
                 ax.plot(
                     *zip(*points, strict=True) if points else ((), ()),
                     color=color,
@@ -269,7 +266,7 @@ def draw(rows, about, path):
             ax.set(xscale="log", yscale="log", xlabel="Classes", ylabel=what)
             ax.set_title(f"{TITLES[scope]}\nbatch {batch}, dim {dim}", fontsize=11)
             ticks = sorted({row["classes"] for row in of_shape})
-            ax.set_xticks(ticks, [number(tick) for tick in ticks])
+            ax.set_xticks(ticks, [number(tick) for tick in ticks], fontsize=9)
             ax.set_xticks([], minor=True)
             ax.grid(which="both", alpha=0.25)
             low, high = ax.get_ylim()
