@@ -311,7 +311,7 @@ def test_every_step_equals_the_joined_batch(remote, replicas, head):
                 np.testing.assert_allclose(copy, variable, rtol=1e-5, atol=1e-5)
 
 
-@every_head
+@pytest.mark.parametrize("head", HAVE_STATE)
 @pytest.mark.parametrize("first", [5, pytest.param(7, marks=pytest.mark.long)])
 def test_gradients_do_not_depend_on_the_number_of_replicas(remote, replicas, head, first):
     """7 rows, `first` of them on the first replica. Triplets lie within the share of a replica."""

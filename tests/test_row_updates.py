@@ -117,15 +117,15 @@ def slots_of(name):
 
 
 LONG = pytest.mark.long
-DAILY = {"all", "global_clipnorm"}
+DAILY = {"all"}
 
 
 every_optimizer = pytest.mark.parametrize("name", OPTIMIZERS)
 every_option = pytest.mark.parametrize(
     "option", [pytest.param(n, marks=[LONG] * (n not in DAILY)) for n in OPTIONS]
 )
-two_optimizers = pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[LONG] * (n not in ("nesterov", "AdamW"))) for n in OPTIMIZERS]
+one_optimizer = pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[LONG] * (n != "AdamW")) for n in OPTIMIZERS]
 )
 
 
@@ -145,7 +145,7 @@ def test_rows_stay_in_a_step_compiled_by_xla(name):
     assert watched(model, *data()).all()
 
 
-@two_optimizers
+@one_optimizer
 def test_rows_stay_inside_a_loss_scale_optimizer(name):
     assert watched(model_of(optimizer_of(name, "all", scaled=True)), *data()).all()
 
@@ -238,7 +238,7 @@ def test_rows_move_as_keras_moves_them(name, option):
     assert_one_step_is_that_of_keras(lambda: optimizer_of(name, option))
 
 
-@two_optimizers
+@one_optimizer
 def test_rows_move_as_keras_moves_them_under_loss_scaling(name):
     assert_one_step_is_that_of_keras(lambda: optimizer_of(name, "all", scaled=True))
 
@@ -361,7 +361,7 @@ def test_default_of_keras_is_refused():
 # Resume
 
 
-@pytest.mark.parametrize("name", ["momentum", "AdamW"])
+@pytest.mark.parametrize("name", [pytest.param("momentum", marks=LONG), "AdamW"])
 def test_a_file_goes_on_as_if_nothing_had_happened(tmp_path, name):
     x, labels = data()
     straight = model_of(optimizer_of(name, "all"))
