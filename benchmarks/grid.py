@@ -4,28 +4,43 @@ import itertools
 
 OWN = ("arcface-one-block", "arcface", "arcface-streamed", "adacos")
 TORCH = ("torch-insightface", "torch-metric-learning")
-CONTENDERS = ("products", *OWN, "arcface-sampled", "keras-usual", *TORCH)
+CONTENDERS = (*OWN, "arcface-sampled", "keras-usual", *TORCH)
 SCOPES = ("head", "fit", "sampled")
 
 FULL = {
     "batch": [1024],
     "dim": [128],
-    "classes": [10_000, 30_000, 100_000, 400_000],
-    "peers_classes": [100_000, 400_000],
-    "fit_classes": [100_000],
+    "classes": {
+        "arcface": [10_000, 30_000, 100_000, 400_000],
+        "arcface-one-block": [100_000],
+        "arcface-streamed": [10_000, 100_000],
+        "adacos": [10_000, 100_000, 400_000],
+        "keras-usual": [10_000, 100_000],
+        "torch-insightface": [100_000],
+        "torch-metric-learning": [10_000, 100_000, 400_000],
+    },
+    "fit_classes": {
+        "arcface": [100_000],
+        "arcface-one-block": [100_000],
+        "arcface-streamed": [100_000],
+        "adacos": [100_000],
+        "keras-usual": [100_000],
+    },
     "sampled_batch": [256],
-    "sampled_classes": [100_000, 400_000, 1_000_000],
+    "sampled_classes": {"arcface-sampled": [100_000, 400_000, 1_000_000]},
     "sample": 20_000,
     "chunk": 10_000,
 }
 QUICK = {
     "batch": [64],
     "dim": [32],
-    "classes": [2000, 6000, 18_000],
-    "peers_classes": [18_000],
-    "fit_classes": [18_000],
+    "classes": {
+        **dict.fromkeys(OWN, [2000, 6000, 18_000]),
+        **dict.fromkeys(("keras-usual", *TORCH), [18_000]),
+    },
+    "fit_classes": dict.fromkeys((*OWN, "keras-usual"), [18_000]),
     "sampled_batch": [32],
-    "sampled_classes": [6000, 18_000],
+    "sampled_classes": {"arcface-sampled": [6000, 18_000]},
     "sample": 1000,
     "chunk": 1000,
 }
@@ -35,9 +50,9 @@ def grid_of(options):
     """The default grid, with what the command line says instead."""
     grid = dict(QUICK if options.quick else FULL)
     for name, value in vars(options).items():
-        for key in grid:
+        for key, default in grid.items():
             if value is not None and key.split("_")[-1] == name:
-                grid[key] = value
+                grid[key] = dict.fromkeys(default, value) if isinstance(default, dict) else value
     return grid
 
 
@@ -62,42 +77,38 @@ def plan(options):
             "reference": "products",
         }
 
-    def chosen(*contenders):
-        return [contender for contender in contenders if contender in options.contenders]
-
-    def shapes(scope, batches, classes):
-        wanted = scope in options.scopes
-        shapes = itertools.product([scope], grid[batches], grid["dim"], grid[classes])
-        return list(shapes) if wanted else []
+    def jobs_of(scope, batches, classes_of):
+        """The wanted jobs, those of one shape together."""
+        if scope not in options.scopes:
+            return
+        numbers = sorted({number for numbers in classes_of.values() for number in numbers})
+        for batch, dim, classes in itertools.product(batches, grid["dim"], numbers):
+            shape = scope, batch, dim, classes
+            names = [name for name in classes_of if classes in classes_of[name]]
+            yield shape, [job(name, *shape) for name in names if name in options.contenders]
 
     groups = []
-    for shape in shapes("head", "batch", "classes"):
-        groups += [(None, [job(name, *shape)]) for name in chosen(*OWN)]
-        has_peers = shape[-1] in grid["peers_classes"]
-        on_torch = [job(name, *shape) for name in chosen(*TORCH) if has_peers]
-        if has_peers:
-            groups += [(None, [job(name, *shape)]) for name in chosen("keras-usual")]
-        if on_torch or chosen("products"):
+    for shape, jobs in jobs_of("head", grid["batch"], grid["classes"]):
+        on_torch = [job for job in jobs if job["contender"] in TORCH]
+        groups += [(None, [job]) for job in jobs if job not in on_torch]
+        if on_torch:
             groups.append(taking_turns(job("products", *shape), on_torch))
-    for shape in shapes("fit", "batch", "fit_classes"):
-        groups += [(None, [job(name, *shape)]) for name in chosen(*OWN, "keras-usual")]
-    if chosen("arcface-sampled"):
-        for scope, batch, dim in dict.fromkeys(
-            shape[:3] for shape in shapes("sampled", "sampled_batch", "sampled_classes")
-        ):
-            sampled = [
-                job("arcface-sampled", scope, batch, dim, classes)
-                for classes in grid["sampled_classes"]
-                if classes > grid["sample"]
-            ]
-            full = job("arcface", scope, batch, dim, grid["sample"])
-            groups.append(taking_turns(full, sampled))
+    for _, jobs in jobs_of("fit", grid["batch"], grid["fit_classes"]):
+        groups += [(None, [job]) for job in jobs]
+    sampled = {}
+    for (*shape, classes), jobs in jobs_of(
+        "sampled", grid["sampled_batch"], grid["sampled_classes"]
+    ):
+        sampled.setdefault(tuple(shape), []).extend(jobs if classes > grid["sample"] else [])
+    for shape, jobs in sampled.items():
+        if jobs:
+            groups.append(taking_turns(job("arcface", *shape, grid["sample"]), jobs))
     return groups
 
 
 def taking_turns(reference, jobs):
     """A group whose reference runs before, between and after the steps of the others."""
-    repeats = max((job["repeats"] for job in jobs), default=reference["repeats"])
+    repeats = max(job["repeats"] for job in jobs)
     name = reference["contender"]
     if name != "products":
         name = f"a full {name} of {reference['classes']}"
@@ -109,13 +120,12 @@ def taking_turns(reference, jobs):
 
 
 def steps_of(repeats, contender, entries):
-    """More steps where they are short, fewer where they are long, other people's first of all."""
-    ours = contender in (*OWN, "products")
+    """More steps where they are short; of other people's longest one, for its memory."""
     if contender == "arcface-sampled" or entries < 2**24:
         return {"warm_up": 2, "repeats": 3 * repeats}
     if entries < 2**28:
-        return {"warm_up": 2, "repeats": repeats if ours else min(repeats, 5)}
-    return {"warm_up": 1, "repeats": min(repeats, 5 if ours else 3)}
+        return {"warm_up": 2, "repeats": repeats}
+    return {"warm_up": 1, "repeats": repeats if contender in OWN else 1}
 
 
 # (batch, classes) matrices of float32 that a process holds at its peak, as measured; one of them,

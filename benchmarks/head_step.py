@@ -12,9 +12,10 @@ step to that of the next one, so that the input pipeline, metrics and callbacks 
 optimizer's update alone, from ready gradients, has its own column. Everything runs on the CPU in
 float32, with default flags and as many threads as there are cores.
 
+Beside each of them: the bare three products of the same shapes in TensorFlow, which no head can
+avoid, l = x w^T, l w, l^T x, in a tf.function.
+
 The contenders:
-    products                the bare three products of the same shapes in TensorFlow, which no head
-                            can avoid: l = x w^T, l w, l^T x, in a tf.function
     arcface                 keras_margin.ArcFace as it comes: it chooses the blocks of classes
     arcface-one-block       the same with chunk_size=classes: all cosines at once
     arcface-streamed        the same with chunk_size=CHUNK
@@ -66,17 +67,17 @@ def parse_arguments(arguments=None):
     parser.add_argument(
         "--classes",
         **several,
-        help="default: 10 000, 30 000, 100 000, 400 000; other people's heads the last two; `fit` "
-        "100 000; samples are drawn from 100 000, 400 000, 1 000 000",
+        help="default: 10 000 to 400 000, not for every contender; `fit` 100 000; samples are "
+        "drawn from 100 000, 400 000, 1 000 000",
     )
     parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=CONTENDERS)
     parser.add_argument("--scopes", nargs="+", choices=SCOPES, default=SCOPES)
     parser.add_argument(
         "--repeats",
         type=int,
-        default=7,
-        help="ratios that a median is of (default: 7; three times as many where a step is short; "
-        "at most 5 for other people's heads; 5 and 3 where batch x classes is above 2^28)",
+        default=5,
+        help="ratios that a median is of (default: 5; three times as many where a step is short; "
+        "1 for other people's heads where batch x classes is above 2^28)",
     )
     parser.add_argument("--chunk", type=int, help="of arcface-streamed (default: 10 000)")
     parser.add_argument("--sample", type=int, help="of arcface-sampled (default: 20 000)")

@@ -319,7 +319,10 @@ class MarginHead(keras.layers.Layer):
         """Moves scale and margin in a training call, before they are used."""
         if self.scale_policy.needs_statistics:
             statistics = self._statistics(
-                ops.stop_gradient(directions), classes, self.scale_policy.current()
+                ops.stop_gradient(directions),
+                classes,
+                self.scale_policy.current(),
+                wants_gradient=False,
             )
             self.scale_policy.update_state(statistics.log_b, statistics.target, usable)
         if self.margin_rule is not None:

@@ -119,6 +119,7 @@ def class_statistics(
     curriculum=None,
     wants_total=False,
     wants_scale_gradient=True,
+    wants_gradient=True,
     product_dtype=None,
 ):
     """`nontarget_logsumexp`, and what else the same pass can say.
@@ -129,6 +130,7 @@ def class_statistics(
         scale, normalize_centers, num_subcenters, chunk_size: as in `nontarget_logsumexp`.
         curriculum: a `Curriculum` for the non-target cosines, or None.
         wants_total, wants_scale_gradient: False saves the work.
+        wants_gradient: False keeps nothing for a backward pass.
         product_dtype: of the entries that large products multiply; None: the embeddings'.
 
     Returns:
@@ -144,6 +146,7 @@ def class_statistics(
         has_curriculum=curriculum is not None,
         wants_total=wants_total,
         wants_scale_gradient=wants_scale_gradient,
+        wants_gradient=wants_gradient,
     )
     run_forward, run_backward = (
         passes(functools.partial(function, form), is_large) for function in (forward, backward)
@@ -174,7 +177,9 @@ def checked_chunk_size(chunk_size):
     return None if chunk_size is None else checked_count("chunk_size", chunk_size, smallest=1)
 
 
-def choose_form(embeddings, centers, *, chunk_size, num_subcenters, product_dtype, **form):
+def choose_form(
+    embeddings, centers, *, chunk_size, num_subcenters, product_dtype, wants_gradient=True, **form
+):
     """The `Form` of a pass, and whether there are so many classes that it should be compiled."""
     rows = centers.shape[0]
     # A sample for a batch of unknown size has unknown size: it is one block, and may be large.
@@ -190,7 +195,7 @@ def choose_form(embeddings, centers, *, chunk_size, num_subcenters, product_dtyp
     dtype = keras.backend.standardize_dtype(embeddings.dtype)
     chosen = Form(
         size=size,
-        keeps_cosines=keeps,
+        keeps_cosines=keeps and wants_gradient,
         num_subcenters=num_subcenters,
         product_dtype=product_dtype if product_dtype and is_large else dtype,
         **form,

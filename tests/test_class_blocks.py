@@ -497,6 +497,27 @@ def test_every_head_takes_a_chunk_size(entry, chunk_size):
         np.testing.assert_allclose(got, want, 1e-5, 1e-5 * max(1.0, np.abs(want).max(initial=0)))
 
 
+def test_a_pass_for_statistics_alone_keeps_nothing():
+    """AdaCos' scale comes from a pass of its own, which costs one product and no memory."""
+    rng = np.random.default_rng(0)
+    x, w = (tf.constant(rng.normal(size=(rows, DIM)), tf.float32) for rows in (3, 11))
+    shared = {"num_subcenters": 1, "product_dtype": None, "normalize_centers": True}
+    for chunk_size in (None, 11, 99):
+        for wants_gradient in (True, False):
+            form, _ = nontarget.choose_form(
+                x, w, chunk_size=chunk_size, wants_gradient=wants_gradient, **shared
+            )
+            assert form.keeps_cosines is wants_gradient
+            assert form.size == 11
+    labels = np.array([0, 3, 10], "int32")
+    for got, want in zip(
+        class_statistics(x, w, labels, 8.0, wants_gradient=False),
+        class_statistics(x, w, labels, 8.0),
+        strict=True,
+    ):
+        np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
 @every_classifier
 def test_every_head_hands_its_chunk_size_on(monkeypatch, entry):
     """Each pass over the classes, in training and in evaluation."""
