@@ -1,6 +1,6 @@
 """Margin heads of deep face recognition and metric learning as Keras layers."""
 
-from keras_margin import datasets, margins, plots, retrieval, scales, verification
+from keras_margin import callbacks, datasets, margins, plots, retrieval, scales, verification
 from keras_margin.adaptive_heads import AdaFace, CurricularFace, ElasticFace, MagFace
 from keras_margin.heads import (
     AdaCos,
@@ -37,6 +37,7 @@ __all__ = [
     "SoftmaxHead",
     "SphereFace",
     "SphereFace2",
+    "callbacks",
     "datasets",
     "margins",
     "nontarget_logsumexp",

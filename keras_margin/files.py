@@ -38,6 +38,7 @@ def written_whole(path):
                 raise
         else:
             os.replace(temporary, path)
+        _sync_folder(path.parent)
 
 
 def _sync(path):
@@ -46,3 +47,13 @@ def _sync(path):
     for file in files:
         with open(file, "rb+") as handle:
             os.fsync(handle.fileno())
+
+
+def _sync_folder(path):
+    """Brings a rename to the disk; systems that cannot open folders do it in their own time."""
+    with contextlib.suppress(OSError):
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

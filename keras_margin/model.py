@@ -13,10 +13,11 @@ from keras_margin.monitoring import LastValue, Watch
 from keras_margin.plain_models import PlainModels, embeddings_shape_of, graph_of
 from keras_margin.row_updates import check_optimizer, put_back_other_rows, update_rows_only
 from keras_margin.sampling import rows_of_step
+from keras_margin.saving import WholeFiles
 
 
 @keras.saving.register_keras_serializable(package="keras_margin")
-class EmbeddingModel(keras.Model):
+class EmbeddingModel(WholeFiles):
     """Trains a backbone with a margin head; the labels are `fit`'s `y`, there is no label input.
 
     `model(x)` and `model.predict(x)` give the backbone's embeddings as they are. The head is the

@@ -1,0 +1,79 @@
+"""Files of a model that are whole or absent, with the state of its random layers in them."""
+
+import os
+import zipfile
+
+import keras
+
+from keras_margin.files import written_whole
+
+_SEED = "seed_generator_"
+
+
+class WholeFiles(keras.Model):
+    """Mixin of a Keras model: `save` and `save_weights` write a temporary file, then rename it.
+
+    Keras writes the final path directly: a full disk or a killed process leaves a torn file there.
+    What `keras.random.SeedGenerator`s of the layers have drawn so far is saved too, which Keras
+    leaves out, so that Dropout and augmentation go on where they were.
+    """
+
+    def save(self, filepath, overwrite=True, **kwargs):
+        """As `keras.Model.save`; the path holds the whole old or the whole new file at any time.
+
+        Raises:
+            FileExistsError: something is there and `overwrite` is False.
+        """
+        self._write_whole(super().save, filepath, overwrite, kwargs)
+
+    def save_weights(self, filepath, overwrite=True, max_shard_size=None):
+        """As `keras.Model.save_weights`; whole or absent, except for weights in several files."""
+        kwargs = {"max_shard_size": max_shard_size}
+        if max_shard_size is not None:
+            return super().save_weights(filepath, overwrite=overwrite, **kwargs)
+        self._write_whole(super().save_weights, filepath, overwrite, kwargs)
+
+    def _write_whole(self, save, filepath, overwrite, kwargs):
+        filepath = os.fspath(filepath)
+        if "://" in filepath:  # not a local file: Keras uploads it
+            return save(filepath, overwrite=overwrite, **kwargs)
+        if not overwrite and os.path.exists(filepath):
+            raise FileExistsError(
+                "There is a file already: pass `overwrite=True` to replace it. Received: "
+                f"filepath={filepath!r}"
+            )
+        with written_whole(filepath) as temporary:
+            save(temporary, **kwargs)
+
+    def load_weights(self, filepath, **kwargs):
+        """As `keras.Model.load_weights`.
+
+        Raises:
+            ValueError: a file that is cut short or garbled; the message names it.
+        """
+        try:
+            super().load_weights(filepath, **kwargs)
+        except FileNotFoundError:
+            raise
+        except (OSError, EOFError, KeyError, zipfile.BadZipFile) as error:
+            raise ValueError(
+                "The file cannot be read: it is no weights file, or it was cut short or garbled "
+                f"({error}). Received: filepath={os.fspath(filepath)!r}"
+            ) from error
+
+    def _seed_states(self):
+        """{key in the file: variable} of all random layers, in the order of the layers."""
+        layers = {id(layer): layer for layer in self._flatten_layers()}.values()
+        generators = {id(g): g for layer in layers for g in layer._seed_generators}.values()
+        return {f"{_SEED}{i}": generator.state for i, generator in enumerate(generators)}
+
+    def save_own_variables(self, store):
+        super().save_own_variables(store)
+        for key, state in self._seed_states().items():
+            store[key] = keras.ops.convert_to_numpy(state)
+
+    def load_own_variables(self, store):
+        super().load_own_variables({k: store[k] for k in store.keys() if not k.startswith(_SEED)})
+        for key, state in self._seed_states().items():
+            if key in store.keys():  # noqa: SIM118
+                state.assign(store[key])

@@ -1,0 +1,211 @@
+"""Callbacks for `fit`."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import keras
+import numpy as np
+import pytest
+from test_saving import X, Y, assert_same_weights, model_with_random_layers
+
+import keras_margin as km
+
+
+def fit(model, folder, epochs, **kwargs):
+    backup = km.callbacks.AtomicBackup(folder, **kwargs)
+    fitted = model.fit(X, Y, epochs=epochs, shuffle=False, verbose=0, callbacks=[backup])
+    return fitted.epoch
+
+
+def seeded_model():
+    random.seed(0)
+    return model_with_random_layers()
+
+
+def test_a_run_in_two_parts_equals_one_in_one(tmp_path):
+    whole = seeded_model()
+    assert fit(whole, tmp_path / "whole", 5) == [0, 1, 2, 3, 4]
+    assert fit(seeded_model(), tmp_path / "parts", 2) == [0, 1]
+    resumed = seeded_model()
+    assert km.callbacks.AtomicBackup(tmp_path / "parts").next_epoch == 2
+    assert fit(resumed, tmp_path / "parts", 5) == [2, 3, 4]
+    assert_same_weights(resumed, whole)
+
+
+def test_a_run_that_is_done_makes_no_step_more(tmp_path):
+    done = seeded_model()
+    fit(done, tmp_path, 2)
+    again = seeded_model()
+    assert fit(again, tmp_path, 2) == []
+    assert_same_weights(again, done)
+
+
+def test_deleted_at_the_end(tmp_path):
+    fit(seeded_model(), tmp_path, 2, delete_at_end=True)
+    assert list(tmp_path.iterdir()) == []
+    assert km.callbacks.AtomicBackup(tmp_path).next_epoch == 0
+
+
+def test_leftovers_of_killed_runs_are_removed(tmp_path):
+    fit(seeded_model(), tmp_path, 1)
+    (tmp_path / ".epoch-2-00.weights.h5.abc").mkdir()
+    (tmp_path / ".epoch-2-00.weights.h5.abc" / "torn").write_bytes(b"torn")
+    (tmp_path / ".backup.json.abc").mkdir()
+    (tmp_path / "epoch-2-00.weights.h5").write_bytes(b"never named")
+    (tmp_path / "mine.txt").write_text("stays")
+    assert fit(seeded_model(), tmp_path, 2) == [1]
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert left[0] == "backup.json"
+    assert left[1].startswith("epoch-2-")
+    assert left[2:] == ["mine.txt"]
+
+
+@pytest.mark.parametrize("damage", ["cut", "garbled", "missing", "record", "empty record"])
+def test_a_damaged_backup_is_named(tmp_path, damage):
+    fit(seeded_model(), tmp_path, 1)
+    (weights,) = tmp_path.glob("*.weights.h5")
+    content = bytearray(weights.read_bytes())
+    record = tmp_path / "backup.json"
+    if damage == "cut":
+        weights.write_bytes(content[: len(content) // 2])
+    elif damage == "garbled":
+        content[len(content) // 2] ^= 1
+        weights.write_bytes(content)
+    elif damage == "missing":
+        weights.unlink()
+    else:
+        record.write_text("{" if damage == "record" else "{}")
+    name = record.name if "record" in damage else weights.name
+    model = seeded_model()
+    before = model.get_weights()
+    with pytest.raises(ValueError, match=rf"cannot be restored: \S*{name} .*Received: directory="):
+        fit(model, tmp_path, 2)
+    for got, want in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.filterwarnings("ignore:Skipping nested container")
+def test_a_backup_of_another_model_is_refused(tmp_path):
+    fit(seeded_model(), tmp_path, 1)
+    other = km.EmbeddingModel(
+        keras.Sequential([keras.Input((4,)), keras.layers.Dense(7)]), km.AdaCos(4)
+    )
+    other.compile("adam")
+    with pytest.raises(ValueError, match=r"of another model[\s\S]*Received: directory="):
+        fit(other, tmp_path, 2)
+
+
+def test_an_unbuilt_model_is_told_to_build(tmp_path):
+    class Backbone(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(2)
+
+        def call(self, inputs):
+            return self.dense(inputs)
+
+    fit(seeded_model(), tmp_path, 1)
+    model = km.EmbeddingModel(Backbone(), km.AdaCos(4))
+    model.compile("adam")
+    with pytest.raises(ValueError, match="must be built"):
+        fit(model, tmp_path, 2)
+
+
+# Killed at any moment
+
+TRAINING = """
+    import hashlib, json, random, sys
+    import keras
+    import numpy as np
+    import keras_margin as km
+
+    EPOCHS, folder = int(sys.argv[1]), sys.argv[2]
+
+    class Data(keras.utils.PyDataset):
+        # Its order depends on the epoch alone.
+        def __init__(self, epoch):
+            super().__init__()
+            self.epoch = epoch
+            self.mix()
+
+        def mix(self):
+            rng = np.random.default_rng([7, self.epoch])
+            self.x = rng.normal(size=(24, 6)).astype("float32")
+            self.y = rng.integers(0, 40, 24)
+
+        def __len__(self):
+            return 3
+
+        def __getitem__(self, i):
+            return self.x[8 * i : 8 * i + 8], self.y[8 * i : 8 * i + 8]
+
+        def on_epoch_end(self):
+            self.epoch += 1
+            self.mix()
+
+    random.seed(0)
+    dense = keras.layers.Dense(4)
+    backbone = keras.Sequential([keras.Input((6,)), dense, keras.layers.Dropout(0.2, seed=1)])
+    head = km.MarginHead(
+        40,
+        margin=km.margins.AngularMargin(keras.optimizers.schedules.PolynomialDecay(0.0, 50, 0.3)),
+        scale=km.scales.AdaCosScale(40),
+        sample_rate=0.5,
+        seed=3,
+    )
+    model = km.EmbeddingModel(backbone, head)
+    model.compile(keras.optimizers.Adam(0.01))
+    backup = km.callbacks.AtomicBackup(folder)
+    print("begins", backup.next_epoch, flush=True)
+    model.fit(Data(backup.next_epoch), epochs=EPOCHS, shuffle=False, verbose=0, callbacks=[backup])
+    values = [*model.get_weights(), *(np.asarray(v) for v in model.optimizer.variables)]
+    digest = hashlib.sha256(b"".join(np.ascontiguousarray(v).tobytes() for v in values))
+    state = [float(head.current_scale), int(head.steps.value)]
+    print("ends", json.dumps([digest.hexdigest(), *state]), flush=True)
+"""
+
+
+def start(epochs, folder):
+    command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(TRAINING), str(epochs), folder]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def finished(epochs, folder):
+    """What a run that is left alone prints: the first epoch, and how it ends."""
+    output, errors = start(epochs, folder).communicate()
+    assert "ends" in output, errors
+    begins, ends = output.strip().splitlines()
+    return int(begins.split()[1]), json.loads(ends.removeprefix("ends "))
+
+
+@pytest.mark.long
+def test_killed_at_random_moments(tmp_path):
+    """20 kills, some of them inside saving; a completed epoch is never lost."""
+    epochs = 1500
+    _, want = finished(epochs, str(tmp_path / "whole"))
+    folder = tmp_path / "killed"
+    moments, kills, inside, epoch = random.Random(5), 0, 0, 0
+    while kills < 20:
+        process = start(epochs, str(folder))
+        begins = int(process.stdout.readline().split()[1])
+        assert begins >= epoch
+        time.sleep(1.5 + moments.uniform(0.0, 1.5))
+        if process.poll() is not None:
+            break
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate()
+        kills += 1
+        inside += any(path.name.startswith(".") for path in folder.glob(".*"))
+        epoch = km.callbacks.AtomicBackup(folder).next_epoch
+        assert epoch >= begins
+    assert kills == 20
+    assert inside > 0
+    begins, got = finished(epochs, str(folder))
+    assert begins == epoch > 0
+    assert got == want
