@@ -21,14 +21,15 @@ def small_cnn(image_shape, embedding_dim=64):
     x = layers.Rescaling(1.0 / 255.0)(image)
     while min(x.shape[1:3]) > 40:  # large pictures: to about 28 x 28 first
         x = layers.AveragePooling2D(2)(x)
+    # momentum: Keras' 0.99 would still remember the first variance after a few hundred steps.
     for filters in (32, 64, 128):
         x = layers.Conv2D(filters, 3, padding="same", use_bias=False)(x)
-        x = layers.BatchNormalization()(x)
+        x = layers.BatchNormalization(momentum=0.9)(x)
         x = layers.ReLU()(x)
         x = layers.MaxPooling2D()(x)
     x = layers.Flatten()(x)
     x = layers.Dropout(0.3)(x)
     # No activation at the end: after a ReLU all cosines would be positive.
     embedding = layers.Dense(embedding_dim, use_bias=False)(x)
-    embedding = layers.BatchNormalization(scale=False, name="embedding")(embedding)
+    embedding = layers.BatchNormalization(momentum=0.9, scale=False, name="embedding")(embedding)
     return keras.Model(image, embedding, name="small_cnn")

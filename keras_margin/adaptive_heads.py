@@ -99,8 +99,8 @@ class AdaFace(MarginHead):
         rule = AdaFaceMargin(margin, h=h, momentum=momentum)
         super().__init__(num_classes, rule, scale, **kwargs)
         self.margin = margin
-        self.h = h
-        self.momentum = momentum
+        self.h = rule.h
+        self.momentum = rule.momentum
 
     def get_config(self):
         return {**super().get_config(), "h": self.h, "momentum": self.momentum}
@@ -186,11 +186,13 @@ class ElasticFace(MarginHead):
     def __init__(
         self, num_classes, margin=None, scale=64.0, *, std=0.05, kind="angular", seed=None, **kwargs
     ):
-        mean = {"cosine": 0.35}.get(kind, 0.5) if margin is None else margin
+        mean = margin
+        if margin is None:
+            mean = 0.35 if kind == "cosine" else 0.5
         rule = ElasticMargin(mean, std=std, kind=kind, seed=seed or 0)
         super().__init__(num_classes, rule, scale, seed=seed, **kwargs)
         self.margin = margin
-        self.std = std
+        self.std = rule.std
         self.kind = kind
 
     def get_config(self):

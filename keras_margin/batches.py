@@ -49,6 +49,14 @@ class BalancedBatches:
         epoch: the number of the next epoch, from 0; set it to go on after a resume.
     """
 
+    @property
+    def epoch(self):
+        return self._epoch
+
+    @epoch.setter
+    def epoch(self, epoch):
+        self._epoch = checked_count("epoch", epoch, smallest=0)
+
     def __init__(self, labels, classes_per_batch, images_per_class, seed=0):
         labels = np.asarray(labels)
         if labels.ndim != 1 or labels.dtype.kind not in "iu" or not len(labels):
@@ -74,9 +82,9 @@ class BalancedBatches:
 
     def __iter__(self):
         epoch, self.epoch = self.epoch, self.epoch + 1
-        return self._epoch(epoch)
+        return self._batches_of(epoch)
 
-    def _epoch(self, epoch):
+    def _batches_of(self, epoch):
         random = np.random.default_rng([self.seed, epoch])
         classes, images = _Rounds(random, np.arange(len(self._images))), {}
         for _ in range(len(self)):
@@ -152,16 +160,22 @@ class _Gathered(keras.utils.PyDataset):
                     f"{type(array).__name__} of shape {getattr(array, 'shape', None)}"
                 )
         self._batches = batches
-        self._arrays = arrays
-        self._order = list(batches)
+        # Rows are taken by their place: pandas would take them by its index.
+        self._arrays = keras.tree.map_structure(np.asarray, arrays)
+        self._order = self._read = None
 
     def __len__(self):
-        return len(self._order)
+        return len(self._batches)
 
     def __getitem__(self, index):
+        if self._order is None:
+            self._order, self._read = list(self._batches), set()
+        self._read.add(index)
         rows = self._order[index]
         parts = keras.tree.map_structure(lambda array: array[rows], self._arrays)
         return parts[0] if len(parts) == 1 else parts
 
     def on_epoch_end(self):
-        self._order = list(self._batches)
+        # Keras calls this before the first epoch too, when it has looked at one batch.
+        if self._read and len(self._read) == len(self):
+            self._order = None

@@ -3,6 +3,15 @@
 import math
 from numbers import Real
 
+import numpy as np
+
+# The maths of a head takes smaller numbers for 0, and larger ones for infinity.
+SMALLEST_FLOAT32, LARGEST_FLOAT32 = 1.1754944e-38, 3.4028235e38
+WITHIN_FLOAT32 = (
+    lambda v: abs(v) <= LARGEST_FLOAT32,
+    "at most 3.4e38 in size, the largest number of float32",
+)
+
 
 def checked_count(name, value, smallest):
     """`value` as an int: a whole number of at least `smallest`.
@@ -18,7 +27,7 @@ def checked_count(name, value, smallest):
 
 
 def checked_number(name, value, smallest, *, at_most=math.inf, below=math.inf):
-    """`value` as a finite float, at least `smallest`, at most `at_most`, less than `below`.
+    """`value` as a float that float32 holds, within `smallest`, `at_most` and `below`.
 
     Raises:
         ValueError: it is none.
@@ -31,16 +40,24 @@ def checked_number(name, value, smallest, *, at_most=math.inf, below=math.inf):
             f"`{name}` must be a finite number{', '.join(['', *bounds])}. "
             f"Received: {name}={value!r}"
         )
+    is_valid, requirement = WITHIN_FLOAT32
+    if not is_valid(float(value)):
+        raise ValueError(f"`{name}` must be {requirement}. Received: {name}={value!r}")
     return float(value)
 
 
 def checked_seed(value):
-    """`seed` as an int of at least 0, or None.
+    """`seed` as an int of 32 bits, as Keras' initializers take it, or None.
 
     Raises:
         ValueError: it is neither.
     """
-    return None if value is None else checked_count("seed", value, smallest=0)
+    if value is None:
+        return None
+    seed = checked_count("seed", value, smallest=0)
+    if seed >= 2**32:
+        raise ValueError(f"`seed` must be less than 2**32. Received: seed={value!r}")
+    return seed
 
 
 def checked_ignore_class(value):
@@ -78,10 +95,25 @@ def check_rows(embeddings, labels, dim=None):
         )
 
 
-def _is_finite(value):
-    if not isinstance(value, Real) or isinstance(value, bool):
-        return False
+def is_number(value):
+    """Whether it is a real number; True and False are none."""
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def are_numbers(values):
+    """Whether it is a sequence of real numbers."""
+    if isinstance(values, np.ndarray):
+        values = values.tolist()  # a number where there is no axis, lists where there are several
+    return isinstance(values, (list, tuple)) and all(map(is_number, values))
+
+
+def as_float(value):
+    """A number as a float; infinite where it is a whole number beyond every float."""
     try:
-        return math.isfinite(value)
-    except OverflowError:  # a whole number beyond every float
-        return False
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
+def _is_finite(value):
+    return is_number(value) and math.isfinite(as_float(value))

@@ -15,7 +15,8 @@ def warn_of_settings(head):
     policy = head.scale_policy
     if isinstance(policy, FixedScale) and isinstance(policy.value, float):
         bound = scale_lower_bound(head.num_classes, 0.5)
-        if head.normalize_embeddings and policy.value < bound:
+        is_softmax_of_cosines = head.normalize_embeddings and getattr(head, "is_softmax", True)
+        if is_softmax_of_cosines and policy.value < bound:
             warnings.warn(
                 f"With scale={policy.value:g} and {head.num_classes} classes no sample reaches a "
                 "probability of 1/2, even on its own centre, so the loss never lets go. Give a "

@@ -8,6 +8,7 @@ from keras_margin.margin_head import MarginHead
 from keras_margin.margins import AngularMargin, CosineMargin, MultiplicativeMargin
 from keras_margin.numerics import l2_norm
 from keras_margin.scales import AdaCosScale, EmbeddingNormScale
+from keras_margin.schedules import stored
 
 
 @keras.saving.register_keras_serializable(package="keras_margin")
@@ -157,7 +158,8 @@ class SphereFace(MarginHead):
         self._annealing = annealing
 
     def get_config(self):
-        return {**_without(super().get_config(), "scale"), **self._annealing}
+        annealing = {name: stored(value) for name, value in self._annealing.items()}
+        return {**_without(super().get_config(), "scale"), **annealing}
 
 
 @keras.saving.register_keras_serializable(package="keras_margin")
@@ -253,8 +255,8 @@ class AdaCos(MarginHead):
         scale = AdaCosScale(num_classes, dynamic, min_scale=min_scale, max_scale=max_scale)
         super().__init__(num_classes, None, scale, **kwargs)
         self.dynamic = dynamic
-        self.min_scale = min_scale
-        self.max_scale = max_scale
+        self.min_scale = scale.min_scale
+        self.max_scale = scale.max_scale
 
     def get_config(self):
         own = {"dynamic": self.dynamic, "min_scale": self.min_scale, "max_scale": self.max_scale}

@@ -111,7 +111,7 @@ class MarginHead(keras.layers.Layer):
         self.label_smoothing = checked_number("label_smoothing", label_smoothing, 0.0, below=1.0)
         self.seed = checked_seed(seed)
         if centers_initializer is None:
-            centers_initializer = default_centers_initializer(seed)
+            centers_initializer = default_centers_initializer(self.seed)
         self.centers_initializer = keras.initializers.get(centers_initializer)
         self.centers_regularizer = keras.regularizers.get(centers_regularizer)
         self.margin = margin
@@ -377,8 +377,8 @@ class MarginHead(keras.layers.Layer):
 
     @classmethod
     def from_config(cls, config):
-        nested = {key: revived(config[key]) for key in ("margin", "scale") if key in config}
-        return cls(**{**config, **nested})
+        revive = {key: revived(value) for key, value in config.items() if key != "dtype"}
+        return cls(**{**config, **revive})
 
 
 def _column(scale):

@@ -99,11 +99,12 @@ class EmbeddingModel(WholeFiles):
                 "`keras_margin.verification.evaluate(model.encoder.predict(x), labels)`. "
                 f"Received: metrics={metrics!r}, weighted_metrics={weighted_metrics!r}"
             )
-        super().compile(optimizer=optimizer, **kwargs)
         if self._samples:
-            check_optimizer(self.optimizer)
-            if keras.backend.backend() == "tensorflow":
-                update_rows_only(self.optimizer, lambda: self.head.centers)
+            optimizer = keras.optimizers.get(optimizer)
+            check_optimizer(optimizer)
+        super().compile(optimizer=optimizer, **kwargs)
+        if self._samples and keras.backend.backend() == "tensorflow":
+            update_rows_only(self.optimizer, lambda: self.head)
 
     @property
     def _samples(self):
@@ -147,7 +148,10 @@ class EmbeddingModel(WholeFiles):
         if self.accuracy_metric is None:
             loss = self.head.loss(y_pred, y, training=training)
         else:
+            scale = self.head.current_scale  # a schedule's moves on with the call
             loss, target, hardest = self.head.loss_and_cosines(y_pred, y, training=training)
+            if self.head.scale_policy.needs_statistics:
+                scale = self.head.current_scale
         counted = ops.cast(self.head.counted(y), loss.dtype)  # (batch,)
         if sample_weight is not None:
             loss = loss * ops.reshape(ops.cast(sample_weight, loss.dtype), (-1,))
@@ -165,7 +169,7 @@ class EmbeddingModel(WholeFiles):
             correct = ops.where(ops.logical_and(ops.isnan(target), counted > 0), target, correct)
             self.accuracy_metric.update_state(correct, counted)
         if self.scale_metric is not None:
-            self.scale_metric.update_state(self.head.current_scale)
+            self.scale_metric.update_state(scale)
         return total
 
     def fit(
@@ -178,6 +182,7 @@ class EmbeddingModel(WholeFiles):
             FloatingPointError: the first non-finite loss; the message names the usual causes.
         """
         self._check_labels(y)
+        self._check_class_weight(x, kwargs.get("class_weight"))
         self._check_validation_labels(kwargs.get("validation_data"))
         self._warn_of_empty_shares(x, batch_size)
         guard = Watch()
@@ -207,6 +212,16 @@ class EmbeddingModel(WholeFiles):
     def _check_labels(self, y):
         if y is not None and hasattr(y, "__len__") and not isinstance(y, dict):
             self.head.counted(np.asarray(y))
+
+    def _check_class_weight(self, x, class_weight):
+        if class_weight is None or self.head.ignore_class is None or hasattr(x, "shape"):
+            return
+        if type(x).__module__.startswith("tensorflow"):
+            raise ValueError(
+                "Keras cannot look up the class weight of an ignored row in a tf.data.Dataset: let "
+                "the dataset give (x, y, sample_weight). Received: class_weight with "
+                f"ignore_class={self.head.ignore_class}"
+            )
 
     def _warn_of_empty_shares(self, x, batch_size):
         """Keras' BatchNormalization turns non-finite on a replica that gets no rows."""

@@ -10,13 +10,14 @@ per class.
 """
 
 import functools
+from numbers import Real
 from typing import NamedTuple
 
 import keras
 from keras import ops
 
 from keras_margin.backend import compiled, custom_gradient, read
-from keras_margin.checks import check_rows, checked_count
+from keras_margin.checks import check_rows, checked_count, checked_number
 from keras_margin.class_blocks import Curriculum, Form, backward, forward
 from keras_margin.labels import class_ids
 from keras_margin.numerics import computation_dtype
@@ -47,7 +48,7 @@ def nontarget_logsumexp(
         embeddings: float (batch, dim), taken as they are: normalise them first for cosines.
         centers: float (num_classes * num_subcenters, dim), the rows of a class together.
         labels: integer (batch,); a label out of range gives NaN in its row.
-        scale: number, scalar tensor or (batch,).
+        scale: number, scalar tensor or (batch,); not negative.
         normalize_centers: False leaves out the division by |w_k|.
         num_subcenters: rows per class.
         chunk_size: classes a block. Backward multiplies each block again: a fourth product in place
@@ -68,9 +69,20 @@ def nontarget_logsumexp(
     Reference:
         Zhang et al., AdaCos, 2019, arXiv:1905.00292, eq. 7.
     """
-    embeddings = read(embeddings)
+    embeddings, centers = read(embeddings), read(centers)
+    for name, tensor in (("embeddings", embeddings), ("centers", centers)):
+        if len(tensor.shape) != 2 or "complex" in keras.backend.standardize_dtype(tensor.dtype):
+            raise ValueError(
+                f"`{name}` must be a matrix of real numbers. Received: "
+                f"{name}.shape={tuple(tensor.shape)}, {name}.dtype={tensor.dtype}"
+            )
+    if not isinstance(normalize_centers, bool):
+        raise TypeError(
+            "`normalize_centers` must be True or False. Received: "
+            f"normalize_centers={normalize_centers!r}"
+        )
     dtype = computation_dtype(keras.backend.standardize_dtype(embeddings.dtype))
-    embeddings, centers = ops.cast(embeddings, dtype), ops.cast(read(centers), dtype)
+    embeddings, centers = ops.cast(embeddings, dtype), ops.cast(centers, dtype)
     num_subcenters = checked_count("num_subcenters", num_subcenters, smallest=1)
     if centers.shape[0] % num_subcenters:
         raise ValueError(
@@ -86,7 +98,7 @@ def nontarget_logsumexp(
         embeddings,
         centers,
         found.ids,
-        scale,
+        _checked_scale(scale, embeddings),
         normalize_centers=normalize_centers,
         num_subcenters=num_subcenters,
         chunk_size=checked_chunk_size(chunk_size),
@@ -170,6 +182,24 @@ def class_statistics(
         return values, gradient
 
     return ClassStatistics(*statistics(embeddings, centers, scale))
+
+
+def _checked_scale(scale, embeddings):
+    """A tensor of the embeddings' dtype: a scalar or (batch,); NaN where it is negative."""
+    if isinstance(scale, Real):
+        return checked_number("scale", scale, 0.0)
+    try:
+        scale = ops.convert_to_tensor(scale, dtype=embeddings.dtype)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"`scale` must be a number or a tensor. Received: scale={scale!r}"
+        ) from error
+    rows, given = embeddings.shape[0], tuple(scale.shape)
+    if len(given) > 1 or (given and None not in (rows, given[0]) and given[0] != rows):
+        raise ValueError(
+            f"`scale` must be a scalar or (batch,). Received: scale.shape={given}, batch={rows}"
+        )
+    return ops.where(scale >= 0.0, scale, float("nan"))
 
 
 def checked_chunk_size(chunk_size):

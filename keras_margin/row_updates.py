@@ -6,9 +6,12 @@ On JAX, which has no sparse gradients, the step is Keras' own, and what other ro
 """
 
 import contextlib
+from typing import NamedTuple
 
 import keras
 from keras import ops
+
+from keras_margin.sampling import sample_size
 
 _ROW_BY_ROW = (
     keras.optimizers.SGD,
@@ -40,39 +43,40 @@ def check_optimizer(optimizer):
             )
 
 
-def update_rows_only(optimizer, of_centers):
+def update_rows_only(optimizer, of_head):
     """TensorFlow: from now on a sparse gradient of the centres moves its rows alone.
 
     Clipping, loss scaling, weight decay and replicas stay Keras' own.
 
     Args:
         optimizer: one that `check_optimizer` accepts, of a single model.
-        of_centers: a callable that returns the centres' variable.
+        of_head: a callable that returns the head.
     """
     if getattr(optimizer, "_updates_rows_only", False):
         return
     optimizer._updates_rows_only = True
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     apply, update_step, decays = optimizer.apply, inner.update_step, inner._use_weight_decay
-    sample = {}  # the rows of the step that is being traced: the same on every replica
+    sample = []  # `_Sample` of the step that is being traced: the same on every replica
 
     def is_centers(variable):
-        return inner._var_key(variable) == inner._var_key(of_centers())
+        return inner._var_key(variable) == inner._var_key(of_head().centers)
 
     def apply_to_rows(grads, trainable_variables=None):
         grads = list(grads)
         sample.clear()
         for i, variable in enumerate(trainable_variables or inner._trainable_variables):
             if is_centers(variable) and hasattr(grads[i], "indices"):
-                sample["rows"], grads[i] = grads[i].indices, grads[i].values
+                rows, grads[i] = _sample_of(of_head(), grads[i])
+                sample.append(rows)
         return apply(grads, trainable_variables)
 
     def update_rows(gradient, variable, learning_rate):
         if not sample or not is_centers(variable):
             return update_step(gradient, variable, learning_rate)
-        rows, index = sample["rows"], inner._get_variable_index(variable)
+        (rows,), index = sample, inner._get_variable_index(variable)
         view = _Rows(variable, rows, inner._var_key(variable))
-        if inner.weight_decay and decays(of_centers()):
+        if inner.weight_decay and decays(of_head().centers):
             view.assign_sub(view * ops.cast(inner.weight_decay, view.dtype) * learning_rate)
         with _slots_as_rows(inner, index, rows):
             return update_step(gradient, view, learning_rate)
@@ -112,12 +116,38 @@ def _slots(optimizer, index):
     ]
 
 
+class _Sample(NamedTuple):
+    """The rows that a step moves."""
+
+    rows: object  # (n,)
+    is_spare: object = None  # bool (n,): the places that name the first row again, or None
+
+
+def _sample_of(head, gradient):
+    """`_Sample` and the gradients of its rows (n, dim), of a sparse gradient."""
+    rows, values = gradient.indices, gradient.values
+    one_call = sample_size(head.num_classes, head.sample_rate, 0) * head.num_subcenters
+    if rows.shape[0] == one_call:
+        return _Sample(rows), values
+    # Two calls of the loss, as for mixup, have rows in common: their gradients are added. Shapes
+    # stay known for XLA, so the places that become free name the first row, with gradient 0.
+    order = ops.argsort(rows)
+    rows, values = ops.take(rows, order), ops.take(values, order, axis=0)
+    is_first = ops.concatenate([ops.ones_like(rows[:1], "bool"), rows[1:] != rows[:-1]])
+    place = ops.cumsum(ops.cast(is_first, "int32")) - 1
+    number = ops.shape(rows)[0]
+    is_spare = ops.arange(number, dtype="int32") > place[-1]
+    merged = ops.segment_max(rows, place, num_segments=number)
+    merged = ops.where(is_spare, rows[0], merged)
+    return _Sample(merged, is_spare), ops.segment_sum(values, place, num_segments=number)
+
+
 class _Rows:
     """Some rows of a `tf.Variable`, as a variable for an optimizer's update step."""
 
-    def __init__(self, variable, rows, key=None):
+    def __init__(self, variable, sample, key=None):
         self._variable = variable
-        self._rows = rows
+        self._rows, self._is_spare = sample
         self.dtype = variable.dtype
         self._unique_id = key  # what the optimizer knows it by, the same on every replica
 
@@ -132,17 +162,15 @@ class _Rows:
     def assign(self, value):
         import tensorflow as tf
 
+        if self._is_spare is not None:
+            value = ops.where(ops.expand_dims(self._is_spare, 1), value[:1], value)
         self._variable.scatter_update(tf.IndexedSlices(value, self._rows))
 
     def assign_add(self, value):
-        import tensorflow as tf
-
-        self._variable.scatter_add(tf.IndexedSlices(value, self._rows))
+        self.assign(ops.convert_to_tensor(self) + value)
 
     def assign_sub(self, value):
-        import tensorflow as tf
-
-        self._variable.scatter_sub(tf.IndexedSlices(value, self._rows))
+        self.assign(ops.convert_to_tensor(self) - value)
 
 
 def put_back_other_rows(optimizer, centers, rows, *states):

@@ -6,7 +6,7 @@ import keras
 from keras import ops
 
 from keras_margin.backend import read
-from keras_margin.checks import checked_count, checked_number
+from keras_margin.checks import are_numbers, as_float, checked_count, checked_number
 from keras_margin.distribution import gather_rows, global_row_indices, global_sum
 from keras_margin.initializers import exact_constant
 from keras_margin.margins import ANGLE_WITH_FALLBACK, MarginRule, angular_margin, cosine_margin
@@ -137,7 +137,7 @@ class MagFaceMargin(NormMargin):
     The gradient of m(a) flows into the norm.
 
     Args:
-        norm_range: (l_a, u_a), the norms over which the margin grows.
+        norm_range: (l_a, u_a), the norms over which the margin grows, in [1e-15, 1e15].
         margin_range: (l_m, u_m), radians, in [0, 2.33].
 
     Raises:
@@ -151,10 +151,10 @@ class MagFaceMargin(NormMargin):
     def __init__(self, norm_range=(10.0, 110.0), margin_range=(0.45, 0.8), **kwargs):
         super().__init__(**kwargs)
         self.norm_range = self.norm_limits = _range("norm_range", norm_range)
-        if self.norm_range[0] == 0.0:
+        if not 1e-15 <= self.norm_range[0] < self.norm_range[1] <= 1e15:
             raise ValueError(
-                "`norm_range` must begin above 0: MagFace divides by the norm. "
-                f"Received: norm_range={norm_range!r}"
+                "`norm_range` must begin above 0 and lie between 1e-15 and 1e15: MagFace divides "
+                f"by the norm and by its square. Received: norm_range={norm_range!r}"
             )
         self.margin_range = _range("margin_range", margin_range)
         is_valid, requirement = ANGLE_WITH_FALLBACK
@@ -222,10 +222,8 @@ class ElasticMargin(MarginRule):
 
 
 def _range(name, values):
-    try:
-        low, high = (float(value) for value in values)
-    except (TypeError, ValueError):
-        low = high = math.nan
+    is_pair = are_numbers(values) and len(values) == 2
+    low, high = map(as_float, values) if is_pair else (math.nan, math.nan)
     if not 0.0 <= low < high < math.inf:
         raise ValueError(
             f"`{name}` must be (low, high) with 0 <= low < high. Received: {name}={values!r}"

@@ -78,14 +78,16 @@ def _rows_of(sample, num_subcenters):
 
 
 def sample_size(num_classes, rate, batch):
-    """S = min(C, max(ceil(rate C), batch)), so that the classes of the batch always fit.
+    """S = min(C, max(ceil(rate C), batch, 2)), so that the classes of the batch always fit.
+
+    A sample of one class would have no other class to tell it from.
 
     Args:
         num_classes: C.
         rate: the share of the classes, in (0, 1].
         batch: rows of the global batch, a number or a tensor.
     """
-    wanted = math.ceil(round(rate * num_classes, 6))  # 0.1 * 70 is 7.000000000000001
+    wanted = max(2, math.ceil(round(rate * num_classes, 6)))  # 0.1 * 70 is 7.000000000000001
     if isinstance(batch, int):
         return min(num_classes, max(wanted, batch))
     return ops.minimum(num_classes, ops.maximum(wanted, batch))

@@ -1,13 +1,18 @@
 """Scale policies: the factor s between cosines and logits, and the published formulas for it."""
 
 import math
-from numbers import Real
 
 import keras
 from keras import ops
 
 from keras_margin.backend import read
-from keras_margin.checks import checked_count, checked_number
+from keras_margin.checks import (
+    LARGEST_FLOAT32,
+    SMALLEST_FLOAT32,
+    checked_count,
+    checked_number,
+    is_number,
+)
 from keras_margin.distribution import gather_rows
 from keras_margin.initializers import exact_constant
 from keras_margin.numerics import angle_of, computation_dtype
@@ -174,8 +179,12 @@ class LearnedScale(ScalePolicy):
 
     def __init__(self, initial, **kwargs):
         super().__init__(**kwargs)
-        self._setting = Setting(initial, "initial", *POSITIVE)
-        self.initial = self._setting.value
+        if not is_number(initial):
+            raise TypeError(
+                "`initial` must be a number: the scale is learned from there, and follows no "
+                f"schedule. Received: initial={initial!r}"
+            )
+        self.initial = Setting(initial, "initial", *POSITIVE).value
 
     def build(self, input_shape=None):
         self.log_scale = self.add_weight(
@@ -239,17 +248,16 @@ class AdaCosScale(ScalePolicy):
         if not isinstance(dynamic, bool):
             raise ValueError(f"`dynamic` must be True or False. Received: dynamic={dynamic!r}")
         self.dynamic = dynamic
-        self.min_scale = min_scale
-        self.max_scale = max_scale
         self.initial_scale = fixed_adacos_scale(num_classes)
-        self.largest_scale = 4.0 * self.initial_scale if max_scale is None else max_scale
-        bounds = min_scale, self.largest_scale
-        are_numbers = all(isinstance(bound, Real) for bound in bounds)
-        if not are_numbers or not 0.0 < min_scale <= self.largest_scale < math.inf:
+        largest = 4.0 * self.initial_scale if max_scale is None else max_scale
+        has_numbers = is_number(min_scale) and is_number(largest)
+        if not has_numbers or not SMALLEST_FLOAT32 <= min_scale <= largest <= LARGEST_FLOAT32:
             raise ValueError(
-                "The bounds of AdaCos' scale must satisfy 0 < `min_scale` <= `max_scale`. "
-                f"Received: min_scale={min_scale}, max_scale={self.largest_scale}"
+                "The bounds of AdaCos' scale must satisfy 0 < `min_scale` <= `max_scale`, in "
+                f"float32. Received: min_scale={min_scale}, max_scale={largest}"
             )
+        self.min_scale, self.largest_scale = float(min_scale), float(largest)
+        self.max_scale = None if max_scale is None else self.largest_scale
         self.moves = self.needs_statistics = self.dynamic
 
     def build(self, input_shape=None):

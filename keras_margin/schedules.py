@@ -1,18 +1,22 @@
 """A margin or a scale as users give it: a number, a Keras schedule, or one number per class."""
 
 import math
-from numbers import Real
 
 import keras
 import numpy as np
 from keras import ops
+
+from keras_margin.checks import SMALLEST_FLOAT32, WITHIN_FLOAT32, are_numbers, as_float, is_number
 
 LearningRateSchedule = keras.optimizers.schedules.LearningRateSchedule
 
 
 # What a setting may be, and the same in words.
 NOT_NEGATIVE = (lambda v: (v >= 0.0) & (v < math.inf), "finite and at least 0")
-POSITIVE = (lambda v: (v > 0.0) & (v < math.inf), "finite and greater than 0")
+POSITIVE = (
+    lambda v: (v >= SMALLEST_FLOAT32) & (v < math.inf),
+    "finite and greater than 0 in float32",
+)
 AT_LEAST_ONE = (lambda v: (v >= 1.0) & (v <= 1e6), "from 1 to 1e6")
 
 
@@ -35,19 +39,22 @@ class Setting:
         self.num_values = None  # the number of classes where there is one value per class
         self._is_valid = is_valid
         self._step = lambda: 0
-        if isinstance(value, Real) and not isinstance(value, bool):
-            value = float(value)
-        elif per_class and isinstance(value, (list, tuple, np.ndarray)):
-            value = [float(number) for number in np.asarray(value).reshape(-1)]
-            self.num_values = len(value)
+        self.value = value
+        if is_number(value):
+            self.value = as_float(value)
+        elif per_class and are_numbers(value):
+            self.value = [as_float(number) for number in value]
+            self.num_values = len(self.value)
         elif not self.is_schedule:
             kinds = "a number, a LearningRateSchedule or a sequence with one number per class"
             if not per_class:
                 kinds = "a number or a LearningRateSchedule"
             raise TypeError(f"`{name}` must be {kinds}. Received: {name}={value!r}")
-        if not self.is_schedule and not np.all(is_valid(np.asarray(value))):
-            raise ValueError(f"`{name}` must be {requirement}. Received: {name}={value!r}")
-        self.value = value
+        if self.is_schedule:
+            return
+        for accepts, words in ((is_valid, requirement), WITHIN_FLOAT32):
+            if not np.all(accepts(np.asarray(self.value))):
+                raise ValueError(f"`{name}` must be {words}. Received: {name}={value!r}")
 
     def follow(self, step):
         """Lets a schedule follow `step`, a callable that returns the count of training calls."""
@@ -71,7 +78,11 @@ def revived(value):
 
 
 def stored(value):
-    """A rule, policy or schedule serialised; numbers, lists and None as they are."""
-    if isinstance(value, (int, float, list, tuple)) or value is None:
+    """A rule, policy or schedule serialised; numbers and sequences of them as JSON has them."""
+    if isinstance(value, (int, float)) or value is None:
         return value
+    if is_number(value):
+        return float(value)
+    if are_numbers(value):
+        return [float(number) for number in value]
     return keras.saving.serialize_keras_object(value)

@@ -7,7 +7,7 @@ from keras import ops
 
 from keras_margin.backend import read
 from keras_margin.binary_blocks import Curve, bend, softplus_of_others
-from keras_margin.checks import checked_number
+from keras_margin.checks import SMALLEST_FLOAT32, checked_number
 from keras_margin.guidance import warn_of_loss_options
 from keras_margin.initializers import exact_constant
 from keras_margin.labels import usable_rows
@@ -49,6 +49,8 @@ class SphereFace2(MarginHead):
         starts it, at the value that is best when all cosines are 0.
     """
 
+    is_softmax = False
+
     def __init__(
         self,
         num_classes,
@@ -73,8 +75,12 @@ class SphereFace2(MarginHead):
         self.similarity_power = checked_number("similarity_power", similarity_power, 1.0)
         self.loss_weight = checked_number("loss_weight", loss_weight, 0.0)
         for name in ("scale", "positive_weight", "loss_weight"):
-            if not getattr(self, name):
-                raise ValueError(f"`{name}` must be greater than 0. Received: {name}=0.0")
+            value = getattr(self, name)
+            if value < SMALLEST_FLOAT32:
+                raise ValueError(
+                    f"`{name}` must be greater than 0 in float32. Received: {name}={value!r}"
+                )
+        checked_number("scale * (1 + margin)", scale * (1.0 + self.margin), 0.0)
 
     def build(self, embeddings_shape, labels_shape=None):
         super().build(embeddings_shape)
@@ -94,10 +100,15 @@ class SphereFace2(MarginHead):
         bent = 2.0 * 0.5**self.similarity_power - 1.0  # g(0)
         positive = self.scale * (bent - self.margin)
         negative = self.scale * (bent + self.margin)
-        root = math.sqrt((1.0 - odds) ** 2 + 4.0 * odds * math.exp(positive - negative))
+        # log(d + sqrt(d^2 + g^2)) with d = |1 - odds|, g = 2 sqrt(odds) exp(-scale margin), which
+        # underflows.
+        difference = abs(1.0 - odds)
+        log_sum = math.log(2.0) + 0.5 * math.log(odds) - self.scale * self.margin
+        if difference > 0.0:
+            log_sum = math.log(difference + math.hypot(difference, math.exp(log_sum)))
         if odds <= 1.0:
-            return math.log(2.0 * odds) - negative - math.log(1.0 - odds + root)
-        return math.log(root + odds - 1.0) - math.log(2.0) - positive
+            return math.log(2.0 * odds) - negative - log_sum
+        return log_sum - math.log(2.0) - positive
 
     def call(self, embeddings, labels=None, training=None):
         embeddings = ops.cast(embeddings, self.maths_dtype)

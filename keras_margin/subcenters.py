@@ -2,15 +2,21 @@
 
 import math
 
+import numpy as np
 from keras import ops
 
 from keras_margin.backend import read
-from keras_margin.labels import usable_rows
-from keras_margin.numerics import angle_of, l2_normalize
+from keras_margin.checks import check_rows, is_number
+from keras_margin.labels import class_ids, usable_rows
+from keras_margin.numerics import l2_norm, l2_normalize
+
+_ROWS_AT_ONCE = 2**14  # the centres of their classes must fit the memory
 
 
 def dominant_subcenters(head, embeddings, labels):
-    """The sub-centre of each class that is the nearest to most of its samples.
+    """The sub-centre of each class that is the best of its own for most of its samples.
+
+    The head's own products decide: cosines, but for `SoftmaxHead`, where lengths count too.
 
     Args:
         head: a built head.
@@ -21,8 +27,18 @@ def dominant_subcenters(head, embeddings, labels):
         int32 (num_classes,), in 0..num_subcenters-1; 0 for a class without samples, and the first
         of equally frequent ones.
     """
-    cosines, found, usable = _own_cosines(head, embeddings, labels)
-    nearest = ops.one_hot(ops.argmax(cosines, axis=1), head.num_subcenters)  # (n, k)
+    _check_built(head)
+    centers = read(head.centers)
+    if head.normalize_centers:
+        centers = l2_normalize(centers)
+    centers = ops.reshape(centers, (head.num_classes, head.num_subcenters, -1))
+
+    def nearest_of(embeddings, ids):
+        own = ops.take(centers, ids, axis=0)  # (rows, num_subcenters, dim)
+        return ops.argmax(ops.einsum("nd,nkd->nk", head._directions(embeddings), own), axis=1)
+
+    nearest, found, usable = _of_rows(nearest_of, head, embeddings, labels)
+    nearest = ops.one_hot(nearest, head.num_subcenters)  # (n, k)
     wins = ops.where(ops.expand_dims(usable, 1), nearest, 0.0)
     wins = ops.segment_sum(wins, found.ids, num_segments=head.num_classes)  # (num_classes, k)
     return ops.cast(ops.argmax(wins, axis=1), "int32")
@@ -43,15 +59,22 @@ def outliers(head, embeddings, labels, max_angle):
     Raises:
         ValueError: `max_angle` is no angle in radians.
     """
-    if not 0.0 <= max_angle <= math.pi:
+    if not is_number(max_angle) or not 0.0 <= max_angle <= math.pi:
         raise ValueError(
             "`max_angle` must be in radians, from 0 to pi; for degrees use math.radians. "
             f"Received: max_angle={max_angle!r}"
         )
-    cosines, found, usable = _own_cosines(head, embeddings, labels)
-    dominant = ops.take(dominant_subcenters(head, embeddings, labels), found.ids)  # (n,)
-    cosine = ops.squeeze(ops.take_along_axis(cosines, ops.expand_dims(dominant, 1), axis=1), 1)
-    is_near = ops.logical_and(angle_of(cosine) <= max_angle, usable)
+    dominant = dominant_subcenters(head, embeddings, labels)
+    rows = ops.arange(head.num_classes, dtype="int32") * head.num_subcenters + dominant
+    centers = l2_normalize(ops.take(read(head.centers), rows, axis=0))  # (num_classes, dim)
+
+    def angle_of(embeddings, ids):
+        # Twice the half angle: exact near 0, where arccos is not.
+        unit, own = l2_normalize(embeddings), ops.take(centers, ids, axis=0)
+        return 2.0 * ops.arctan2(l2_norm(unit - own), l2_norm(unit + own))
+
+    angles, found, usable = _of_rows(angle_of, head, embeddings, labels)
+    is_near = ops.logical_and(angles <= float(max_angle), usable)
     return ops.logical_and(ops.logical_not(is_near), found.counted)
 
 
@@ -63,11 +86,13 @@ def collapsed(head, dominant):
         dominant: integer (num_classes,), from `dominant_subcenters`.
 
     Returns:
-        A built head; scale, counters and statistics go on from the old one's.
+        A built head; scale, counters and statistics go on from the old one's. Its initializer is
+        the default: the old one may know the old number of centres alone.
 
     Raises:
         ValueError: `dominant` does not name one sub-centre for each class.
     """
+    _check_built(head)
     dominant = ops.convert_to_numpy(dominant)
     is_one = dominant.shape == (head.num_classes,) and dominant.dtype.kind in "iu"
     if not is_one or dominant.min() < 0 or dominant.max() >= head.num_subcenters:
@@ -76,7 +101,10 @@ def collapsed(head, dominant):
             f"{head.num_subcenters - 1}, shape ({head.num_classes},). Received: "
             f"dominant.shape={dominant.shape}, dominant.dtype={dominant.dtype}"
         )
-    new = type(head).from_config({**head.get_config(), "num_subcenters": 1})
+    # A function as initializer or regularizer has a config that Keras cannot read.
+    changed = {"num_subcenters": 1, "centers_initializer": None, "centers_regularizer": None}
+    new = type(head).from_config({**head.get_config(), **changed})
+    new.centers_regularizer = head.centers_regularizer
     new.build((None, head.centers.shape[1]))
     grouped = ops.convert_to_numpy(head.centers).reshape(head.num_classes, head.num_subcenters, -1)
     for old_variable, new_variable in zip(head.variables, new.variables, strict=True):
@@ -87,20 +115,31 @@ def collapsed(head, dominant):
     return new
 
 
-def _own_cosines(head, embeddings, labels):
-    """Cosines with the sub-centres of the own class, (n, num_subcenters), the `ClassIds`, and the
-
-    rows that have a class and a finite embedding.
-    """
+def _check_built(head):
     if not head.built:
         raise ValueError(
             "The head has no centres yet: train it first. "
             f"Received: head={head.name!r}, which is not built"
         )
-    embeddings = ops.cast(embeddings, head.maths_dtype)
-    found, usable, embeddings = usable_rows(head, embeddings, labels)
-    unit = l2_normalize(embeddings)
-    centers = l2_normalize(read(head.centers))
-    centers = ops.reshape(centers, (head.num_classes, head.num_subcenters, -1))
-    own = ops.take(centers, found.ids, axis=0)  # (n, num_subcenters, dim)
-    return ops.einsum("nd,nkd->nk", unit, own), found, usable
+
+
+def _of_rows(measure, head, embeddings, labels):
+    """`measure(embeddings, ids)` of every row, the `ClassIds`, and the rows that can be used.
+
+    It goes over the rows in blocks: a training set's own centres would be a multiple of it.
+    """
+    if isinstance(embeddings, (list, tuple)):
+        embeddings = np.asarray(embeddings)
+    found = class_ids(labels, head.num_classes, head.ignore_class)
+    check_rows(embeddings, found.ids, head.centers.shape[1])
+    rows = embeddings.shape[0]  # None where compiled code does not know it
+    starts = range(0, rows, _ROWS_AT_ONCE) if rows else ()
+    blocks = [slice(start, start + _ROWS_AT_ONCE) for start in starts] or [slice(None)]
+    values, finite = [], []
+    for block in blocks:
+        x = ops.cast(embeddings[block], head.maths_dtype)
+        _, is_usable, x = usable_rows(head, x, found.ids[block])
+        values.append(measure(x, found.ids[block]))
+        finite.append(is_usable)
+    usable = ops.concatenate(finite) & found.counted & found.valid
+    return ops.concatenate(values), found, usable

@@ -1,8 +1,10 @@
 """Triplet loss with semi-hard negatives: the baseline that the margin papers compare with."""
 
 import keras
+import numpy as np
 from keras import ops
 
+from keras_margin.backend import is_concrete
 from keras_margin.checks import check_rows, checked_ignore_class, checked_number
 from keras_margin.numerics import computation_dtype, l2_norm, l2_normalize
 
@@ -50,18 +52,20 @@ class SemiHardTriplet(keras.layers.Layer):
         Args:
             embeddings: float (batch, dim), any length.
             labels: integer (batch,) or (batch, 1): any whole numbers, identities are only compared.
+                Float labels that are not whole raise ValueError in eager code, and give NaN in
+                their rows in compiled code.
             training, update_state: as in the other heads, without effect: there is no state.
 
         Returns:
             float32 (batch,); 0 for rows without a positive or a negative, and for ignored rows; NaN
-            where the embedding is not finite.
+            where the embedding is not finite or the label not whole.
         """
         embeddings = ops.cast(embeddings, self.maths_dtype)
         counted = self.counted(labels)
-        labels = _identities(labels)
+        labels, is_whole = _identities(labels)
         check_rows(embeddings, labels)
         finite = ops.isfinite(l2_norm(ops.stop_gradient(embeddings)))
-        usable = counted & finite
+        usable = counted & is_whole & finite
         unit = l2_normalize(ops.where(ops.expand_dims(finite, 1), embeddings, 0.0))
 
         same = ops.expand_dims(labels, 1) == labels  # (batch, batch)
@@ -81,12 +85,15 @@ class SemiHardTriplet(keras.layers.Layer):
         return ops.where(usable | ~counted, loss, nan)
 
     def counted(self, labels):
-        """bool (batch,): the rows whose label is not ignored."""
-        labels = _identities(labels)
-        if self.ignore_class is None:
+        """bool (batch,): the rows whose label is not ignored. Raises as `loss` does."""
+        labels, _ = _identities(labels)
+        dtype = keras.backend.standardize_dtype(labels.dtype)
+        is_unsigned = dtype.startswith("uint")
+        if self.ignore_class is None or (is_unsigned and self.ignore_class < 0):
             return ops.ones_like(labels, dtype="bool")
-        if "int" in keras.backend.standardize_dtype(labels.dtype):
-            labels = ops.cast(labels, "int64")  # -1 is no uint8: it would be 255
+        # In a dtype that holds both: 300 is no uint8, and would be 44.
+        wide = "float32" if "float" in dtype else "int32"
+        labels = ops.cast(labels, dtype if "64" in dtype else wide)
         return ops.not_equal(labels, ops.cast(self.ignore_class, labels.dtype))
 
     def compute_output_shape(self, embeddings_shape, labels_shape=None):
@@ -125,10 +132,30 @@ def _argmax(rows):
 
 
 def _identities(labels):
+    """Numbers (batch,), and bool (batch,): whether they are whole. Refused where it can be seen."""
+    if isinstance(labels, (list, tuple)) or labels is None:
+        labels = np.asarray(labels)
+    if isinstance(labels, np.ndarray) and labels.dtype.kind not in "iufb":
+        raise ValueError(f"`labels` must be numbers. Received: labels.dtype={labels.dtype}")
     labels = ops.convert_to_tensor(labels)
+    dtype = keras.backend.standardize_dtype(labels.dtype)
+    if not any(kind in dtype for kind in ("int", "float", "bool")):
+        raise ValueError(f"`labels` must be numbers. Received: labels.dtype={dtype}")
     if len(labels.shape) not in (1, 2) or (len(labels.shape) == 2 and labels.shape[1] != 1):
         raise ValueError(
             "`labels` must have shape (batch,) or (batch, 1). "
             f"Received: labels.shape={tuple(labels.shape)}"
         )
-    return ops.reshape(labels, (-1,))
+    labels = ops.reshape(labels, (-1,))
+    if "float" not in dtype:
+        labels = ops.cast(labels, "int32") if dtype == "bool" else labels
+        return labels, ops.ones_like(labels, dtype="bool")
+    is_whole = ops.isfinite(labels) & (labels == ops.floor(labels))
+    if is_concrete(is_whole):
+        found = ops.convert_to_numpy(is_whole)
+        if not found.all():
+            row = int(np.argmin(found))
+            raise ValueError(
+                f"`labels` must be whole numbers. Received: labels[{row}]={float(labels[row])}"
+            )
+    return labels, is_whole

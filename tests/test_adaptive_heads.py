@@ -2,6 +2,7 @@
 
 import json
 import math
+from fractions import Fraction
 from typing import NamedTuple
 
 import keras
@@ -418,3 +419,62 @@ def test_regularizer_weight_out_of_range():
         ValueError, match="`regularizer_weight` must be a finite number, at least 0"
     ):
         km.MagFace(CLASSES, regularizer_weight=-1.0)
+
+
+# Arguments at the door
+
+
+@pytest.mark.parametrize("kind", [["angular"], {}], ids=str)
+def test_kind_of_elastic_that_is_no_string(kind):
+    with pytest.raises(ValueError, match='`kind` must be "angular" or "cosine"'):
+        km.ElasticFace(CLASSES, kind=kind)
+
+
+@pytest.mark.parametrize(
+    ("make", "arguments"),
+    [
+        (km.AdaFace, {"margin": 1e39}),
+        (km.MagFace, {"regularizer_weight": 1e39}),
+        (km.CurricularFace, {"scale": 1e39}),
+        (km.CurricularFace, {"focal_gamma": 1e39}),
+    ],
+)
+def test_numbers_beyond_float32(make, arguments):
+    (name,) = arguments
+    with pytest.raises(ValueError, match=f"`{name}` must be at most 3.4e38 in size"):
+        make(CLASSES, **arguments)
+
+
+QUARTER = Fraction(1, 4)
+
+
+@pytest.mark.parametrize(
+    ("make", "names"),
+    [
+        (km.CurricularFace, ("margin", "scale", "momentum")),
+        (km.AdaFace, ("margin", "scale", "h", "momentum")),
+        (km.ElasticFace, ("margin", "scale", "std")),
+        (km.MagFace, ("scale", "regularizer_weight")),
+        (km.SphereFace2, ("margin", "scale", "positive_weight", "loss_weight")),
+    ],
+)
+def test_fractions_are_stored_as_floats(make, names):
+    config = make(CLASSES, **dict.fromkeys(names, QUARTER)).get_config()
+    assert json.loads(json.dumps({name: config[name] for name in names})) == dict.fromkeys(
+        names, 0.25
+    )
+
+
+@pytest.mark.parametrize("seed", [np.int64(3), 3.0])
+@pytest.mark.parametrize("make", [km.CurricularFace, km.ElasticFace])
+def test_whole_number_of_any_kind_is_a_seed(make, seed):
+    head, same = make(CLASSES, seed=seed), make(CLASSES, seed=3)
+    head.build((None, DIM))
+    same.build((None, DIM))
+    np.testing.assert_array_equal(head.centers, same.centers)
+    assert head.get_config()["seed"] == 3
+
+
+def test_seed_of_more_than_32_bits():
+    with pytest.raises(ValueError, match=r"`seed` must be less than 2\*\*32"):
+        km.CurricularFace(CLASSES, seed=2**70)

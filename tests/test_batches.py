@@ -78,6 +78,51 @@ def test_gather():
         data.on_epoch_end()
 
 
+@pytest.mark.parametrize("first", [0, 3])
+def test_fit_trains_on_the_epochs_in_their_order(first):
+    """Keras looks at one batch, and ends an epoch, before the first one."""
+    seen = []
+
+    class Watching(keras.Model):
+        def train_step(self, data):
+            seen.append(np.array(data[0]))
+            return {"loss": 0.0}
+
+    batches = balanced_batches(LABELS, 3, 4, seed=2)
+    batches.epoch = first
+    model = Watching()
+    model.compile(run_eagerly=True)
+    data = batches.gather(np.arange(len(LABELS)), LABELS)
+    model.fit(data, epochs=2, shuffle=False, verbose=0)
+    wanted = balanced_batches(LABELS, 3, 4, seed=2)
+    wanted.epoch = first
+    np.testing.assert_array_equal(seen, [*wanted, *wanted])
+    assert batches.epoch == first + 2
+
+
+@pytest.mark.parametrize("epoch", [-1, "a", 1.5, None])
+def test_epochs_that_are_no_numbers(epoch):
+    with pytest.raises((ValueError, TypeError), match=f"epoch={epoch!r}"):
+        balanced_batches(LABELS, 3, 4).epoch = epoch
+
+
+def test_gather_takes_rows_by_their_place():
+    pandas = pytest.importorskip("pandas")
+    rows = np.random.default_rng(0).permutation(len(LABELS))
+    frame = pandas.DataFrame({"a": rows, "b": -rows}, index=rows)
+    data = balanced_batches(LABELS, 3, 4, seed=2).gather(frame, frame["a"])
+    for index, places in enumerate(balanced_batches(LABELS, 3, 4, seed=2)):
+        x, y = data[index]
+        np.testing.assert_array_equal(x, np.stack([rows[places], -rows[places]], axis=1))
+        np.testing.assert_array_equal(y, rows[places])
+
+
+def test_gather_takes_tensors():
+    data = balanced_batches(LABELS, 3, 4, seed=2).gather(keras.ops.arange(len(LABELS)))
+    for index, places in enumerate(balanced_batches(LABELS, 3, 4, seed=2)):
+        np.testing.assert_array_equal(data[index], places)
+
+
 @pytest.mark.parametrize("form", ["arrays", "dataset"])
 def test_fit_of_triplets(form):
     random = np.random.default_rng(0)

@@ -7,7 +7,13 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from keras_margin.checks import check_rows, checked_count, checked_ignore_class, checked_number
+from keras_margin.checks import (
+    check_rows,
+    checked_count,
+    checked_ignore_class,
+    checked_number,
+    checked_seed,
+)
 
 
 def exactly(message):
@@ -79,6 +85,38 @@ def test_bounds_belong_to_the_range_but_for_below():
     assert checked_number("x", 0.0, 0.0, at_most=1.0) == 0.0
     assert checked_number("x", 1.0, 0.0, at_most=1.0) == 1.0
     assert checked_number("x", math.nextafter(1.0, 0.0), 0.0, below=1.0) < 1.0
+
+
+@pytest.mark.parametrize("value", [1e39, -1e39, 10**39, 1e308])
+def test_number_beyond_float32(value):
+    message = (
+        f"`x` must be at most 3.4e38 in size, the largest number of float32. Received: x={value!r}"
+    )
+    with pytest.raises(ValueError, match=exactly(message)):
+        checked_number("x", value, -math.inf)
+
+
+def test_largest_number_of_float32():
+    largest = float(np.finfo("float32").max)
+    assert checked_number("x", largest, 0.0) == largest
+
+
+# Seeds
+
+
+@pytest.mark.parametrize("value", [0, 3.0, np.int64(3), 2**32 - 1])
+def test_seed(value):
+    seed = checked_seed(value)
+    assert seed == value
+    assert type(seed) is int
+    assert checked_seed(None) is None
+
+
+@pytest.mark.parametrize("value", [2**32, 2**70])
+def test_seed_of_more_than_32_bits(value):
+    message = f"`seed` must be less than 2**32. Received: seed={value!r}"
+    with pytest.raises(ValueError, match=exactly(message)):
+        checked_seed(value)
 
 
 # The ignored class

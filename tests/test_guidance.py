@@ -43,6 +43,10 @@ def test_heads_without_unit_vectors_have_no_lower_bound():
     assert caught(lambda: built(km.SoftmaxHead(CLASSES))) == []
 
 
+def test_sigmoids_have_no_lower_bound():
+    assert caught(lambda: built(km.SphereFace2(CLASSES, scale=4.5))) == []
+
+
 @pytest.mark.parametrize(("weight", "warns"), [(22.5, True), (22.7, False), (35.0, False)])
 def test_magface_weight_under_its_lower_bound(weight, warns):
     """64 * 0.0035 * 110^2 * 10^2 / (110^2 - 10^2) = 22.587, the MagFace paper's condition."""

@@ -858,6 +858,16 @@ NON_DEFAULT = [
     Settings(km.AMSoftmax, lambda: {"margin": 0.25, "scale": 15.0}),
     Settings(km.ArcFace, lambda: {"margin": 0.4, "scale": 32.0}),
     Settings(km.ArcFace, lambda: {"margin": [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7], "scale": 32.0}),
+    Settings(
+        km.SphereFace,
+        lambda: {
+            "margin": schedule(),
+            "lambda_base": schedule(),
+            "lambda_gamma": 0.2,
+            "lambda_power": 2.0,
+            "lambda_min": schedule(),
+        },
+    ),
     Settings(km.AdaCos, lambda: {"dynamic": False, "min_scale": 0.2, "max_scale": 5.0}),
     Settings(km.AdaCos, lambda: {"dynamic": True, "min_scale": 0.2, "max_scale": 5.0}),
 ]

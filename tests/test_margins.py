@@ -429,9 +429,9 @@ def test_annealing_out_of_range(name, value):
 @pytest.mark.parametrize(
     ("settings", "name", "requirement"),
     [
-        ({"multiplicative": 0.0}, "multiplicative", "finite and greater than 0"),
-        ({"multiplicative": -1.0}, "multiplicative", "finite and greater than 0"),
-        ({"multiplicative": math.nan}, "multiplicative", "finite and greater than 0"),
+        ({"multiplicative": 0.0}, "multiplicative", "finite and greater than 0 in float32"),
+        ({"multiplicative": -1.0}, "multiplicative", "finite and greater than 0 in float32"),
+        ({"multiplicative": math.nan}, "multiplicative", "finite and greater than 0 in float32"),
         ({"angular": 2.34}, "angular", "from 0 to 2.33 radians"),
         ({"angular": -0.1}, "angular", "from 0 to 2.33 radians"),
         ({"angular": -0.1, "additive": 0.1}, "angular", "finite and at least 0"),

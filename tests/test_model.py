@@ -168,6 +168,24 @@ def test_moving_scale_is_reported():
     assert_equal(history["val_scale"], history["scale"])
 
 
+def test_the_scale_of_a_schedule_is_reported_as_it_was_used():
+    schedule = keras.optimizers.schedules.PiecewiseConstantDecay([0, 1], [10.0, 20.0, 30.0])
+    x, y = data(6)
+    model = model_of(lambda: km.ArcFace(CLASSES, 0.3, schedule))
+    assert fit(model, x, y, batch_size=6, epochs=3)["scale"].tolist() == [10.0, 20.0, 30.0]
+
+
+def test_class_weight_of_ignored_rows_in_a_dataset():
+    """Keras looks for the weight of class -1 there; with arrays it does not."""
+    x, y = data(6)
+    y[0] = -1
+    model = model_of(functools.partial(arcface, ignore_class=-1))
+    weights = dict.fromkeys(range(5), 2.0)
+    fit(model, x, y, class_weight=weights)
+    with pytest.raises(ValueError, match="give \\(x, y, sample_weight\\). Received: class_weight"):
+        model.fit(tf.data.Dataset.from_tensor_slices((x, y)).batch(6), class_weight=weights)
+
+
 def test_validation_equals_evaluate():
     x, y = data()
     model = model_of()

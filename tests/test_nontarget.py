@@ -263,5 +263,38 @@ def test_rows_that_are_no_multiple_of_the_subcenters():
         nontarget_logsumexp(tf.eye(2), tf.ones((5, 2)), [0, 1], num_subcenters=2)
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"scale": -1.0}, "`scale` must be a finite number, at least 0. Received: scale=-1.0"),
+        ({"scale": float("nan")}, "scale=nan"),
+        ({"scale": "a"}, "`scale` must be a number or a tensor. Received: scale='a'"),
+        ({"scale": None}, "scale=None"),
+        ({"scale": [1.0, 2.0]}, "scalar or (batch,). Received: scale.shape=(2,), batch=3"),
+        ({"scale": [[1.0], [2.0], [3.0]]}, "scale.shape=(3, 1)"),
+        ({"centers": np.ones(4, "float32")}, "`centers` must be a matrix of real numbers"),
+        ({"embeddings": np.ones((3, 4), "complex64")}, "embeddings.dtype="),
+        ({"normalize_centers": "no"}, "normalize_centers='no'"),
+    ],
+)
+def test_arguments_that_are_refused(change, message):
+    given = {
+        "embeddings": np.ones((3, 4), "float32"),
+        "centers": np.ones((5, 4), "float32"),
+        "labels": np.array([0, 1, 2]),
+    }
+    with pytest.raises((ValueError, TypeError), match=re.escape(message)):
+        nontarget_logsumexp(**{**given, **change})
+
+
+def test_a_negative_scale_of_a_row_gives_nan_there_only():
+    rng = np.random.default_rng(0)
+    x, w = (rng.normal(size=(rows, 4)).astype("float32") for rows in (3, 5))
+    scale = np.array([2.0, -2.0, 0.0], "float32")
+    log_b, _ = nontarget_logsumexp(x, w, np.array([0, 1, 2]), scale)
+    assert np.isnan(log_b).tolist() == [False, True, False]
+    assert float(log_b[2]) == pytest.approx(np.log(4.0))
+
+
 def test_public_name():
     assert km.nontarget_logsumexp is nontarget_logsumexp

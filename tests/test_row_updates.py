@@ -350,12 +350,70 @@ def test_options_that_touch_all_rows(option, value, scaled):
     model_of(optimizer, sample_rate=1.0)
 
 
+def test_a_refused_optimizer_is_not_taken():
+    optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+    model = model_of(optimizer)
+    with pytest.raises(ValueError, match="use_ema"):
+        model.compile(keras.optimizers.SGD(0.1, use_ema=True))
+    assert model.optimizer is optimizer
+
+
 def test_default_of_keras_is_refused():
     head = km.ArcFace(CLASSES, sample_rate=0.2)
     model = km.EmbeddingModel(keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)]), head)
     with pytest.raises(ValueError, match="Received: optimizer=RMSprop"):
         model.compile()
     model.compile("adam")
+
+
+# The loss twice in a step
+
+
+class Mixup(km.EmbeddingModel):
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        other = keras.ops.roll(y, 1)
+        loss = 0.7 * self.head.loss(y_pred, y) + 0.3 * self.head.loss(
+            y_pred, other, update_state=False
+        )
+        return keras.ops.mean(loss)
+
+
+def mixed(optimizer, sample_rate, **compiled):
+    kernel = keras.initializers.RandomNormal(seed=0)
+    dense = keras.layers.Dense(DIM, kernel_initializer=kernel)
+    head = km.CosFace(CLASSES, 0.2, 8.0, sample_rate=sample_rate, seed=1)
+    model = Mixup(keras.Sequential([keras.Input((4,)), dense]), head)
+    model.compile(optimizer, **compiled)
+    fit(model, *data(steps=5))
+    return rows_of(model)
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+@every_optimizer
+def test_rows_of_two_samples_move_once(name, jit_compile):
+    """At a rate that takes all 30 classes, both calls have all rows in common."""
+    got, want = (
+        mixed(optimizer_of(name, "all"), rate, jit_compile=jit_compile) for rate in (0.99, 1.0)
+    )
+    assert len(got) == 1 + slots_of(name)
+    for one, other in zip(got.values(), want.values(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_rows_of_two_samples_in_part_the_same():
+    """Against Keras' own dense update from the gradients of one step."""
+    x, labels = data(steps=1)
+    results = []
+    for compile_it in (km.EmbeddingModel.compile, keras.Model.compile):
+        kernel = keras.initializers.RandomNormal(seed=0)
+        dense = keras.layers.Dense(DIM, kernel_initializer=kernel)
+        head = km.CosFace(CLASSES, 0.2, 8.0, sample_rate=0.4, seed=1)
+        model = Mixup(keras.Sequential([keras.Input((4,)), dense]), head)
+        compile_it(model, keras.optimizers.Adam(0.03))
+        fit(model, x, labels)
+        results.append(rows_of(model))
+    for one, other in zip(*(result.values() for result in results), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
 # Resume

@@ -314,8 +314,22 @@ def test_magface_margins_that_would_not_be_monotone(margin_range):
 @pytest.mark.parametrize("name", ["norm_range", "margin_range"])
 @pytest.mark.parametrize(
     "values",
-    [(0.8, 0.45), (0.5, 0.5), (-0.1, 0.5), (0.1, math.inf), (math.nan, 1.0), (0.1,), 0.5, None],
-    ids=str,
+    [
+        (0.8, 0.45),
+        (0.5, 0.5),
+        (-0.1, 0.5),
+        (0.1, math.inf),
+        (math.nan, 1.0),
+        (0.1,),
+        0.5,
+        None,
+        "19",
+        {1.0, 2.0},
+        (True, 2.0),
+        (1.0, [2.0, 3.0]),
+        (1.0, 10**400),
+    ],
+    ids=lambda value: str(value)[:20],
 )
 def test_ranges_that_do_not_increase(name, values):
     message = f"`{name}` must be (low, high) with 0 <= low < high. Received: {name}={values!r}"
@@ -323,7 +337,17 @@ def test_ranges_that_do_not_increase(name, values):
         MagFaceMargin(**{name: values})
 
 
-@pytest.mark.parametrize("kind", ["arc", "Angular", None, 1])
+@pytest.mark.parametrize("norm_range", [(0.0, 110.0), (1e-40, 1.0), (10.0, 1e200)])
+def test_norms_whose_squares_float32_does_not_hold(norm_range):
+    message = (
+        "`norm_range` must begin above 0 and lie between 1e-15 and 1e15: MagFace divides by the "
+        f"norm and by its square. Received: norm_range={norm_range!r}"
+    )
+    with pytest.raises(ValueError, match=exactly(message)):
+        MagFaceMargin(norm_range)
+
+
+@pytest.mark.parametrize("kind", ["arc", "Angular", None, 1, ["angular"], {}])
 def test_kind_of_elastic(kind):
     message = f'`kind` must be "angular" or "cosine". Received: kind={kind!r}'
     with pytest.raises(ValueError, match=exactly(message)):

@@ -40,7 +40,7 @@ def many_steps(steps, *arguments, **settings):
         (10, 0.05, 20, 10),
         (10, 0.11, 1, 2),
         (70, 0.1, 5, 7),  # 0.1 * 70 is 7.000000000000001
-        (3, 1 / 3, 1, 1),
+        (3, 1 / 3, 1, 2),  # one class would have no other
         (10**6, 1e-3, 512, 1000),
         (10, 0.9999, 1, 10),
         (10, 0.3, 0, 3),
@@ -588,6 +588,16 @@ def test_logits_and_evaluation_see_all_classes(entry):
     np.testing.assert_array_equal(
         sampled(x, labels, training=False), whole(x, labels, training=False)
     )
+
+
+def test_a_sample_has_another_class():
+    """One row and a rate of one class: with the row's class alone the loss would be 0."""
+    head = km.AdaCos(7, sample_rate=0.1, seed=0)
+    x = np.ones((1, DIM), "float32")
+    loss, target, hardest = head.loss_and_cosines(x, np.array([3]))
+    assert float(loss[0]) > 0.0
+    assert -1.0 <= float(hardest[0]) <= 1.0
+    assert float(target[0]) <= 1.0
 
 
 @every_classifier

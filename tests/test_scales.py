@@ -15,6 +15,7 @@ import keras_margin as km
 from keras_margin.scales import (
     AdaCosScale,
     FixedScale,
+    LearnedScale,
     as_scale_policy,
     fixed_adacos_scale,
     masked_median,
@@ -205,12 +206,23 @@ def test_start(bounds, start):
 
 @pytest.mark.parametrize(
     "bounds",
-    [(0.0, 10.0), (-1.0, 10.0), (5.0, 4.0), (0.1, math.inf), (math.nan, 10.0), (0.1, math.nan)],
+    [
+        (0.0, 10.0),
+        (-1.0, 10.0),
+        (5.0, 4.0),
+        (0.1, math.inf),
+        (math.nan, 10.0),
+        (0.1, math.nan),
+        (1e-50, 10.0),
+        (0.1, 1e39),
+        (True, 10.0),
+        ("0.1", 10.0),
+    ],
 )
 def test_bounds(bounds):
     smallest, largest = bounds
     message = (
-        "The bounds of AdaCos' scale must satisfy 0 < `min_scale` <= `max_scale`. "
+        "The bounds of AdaCos' scale must satisfy 0 < `min_scale` <= `max_scale`, in float32. "
         f"Received: min_scale={smallest}, max_scale={largest}"
     )
     with pytest.raises(ValueError, match=exactly(message)):
@@ -275,9 +287,9 @@ def test_fixed_scale(dtype):
     assert float(policy.scale_of(tf.ones(3))) == float(policy.current())
 
 
-@pytest.mark.parametrize("value", [0.0, -1.0, math.inf, math.nan])
+@pytest.mark.parametrize("value", [0.0, -1.0, math.inf, math.nan, 1e-50])
 def test_fixed_scale_out_of_range(value):
-    message = f"`scale` must be finite and greater than 0. Received: scale={value!r}"
+    message = f"`scale` must be finite and greater than 0 in float32. Received: scale={value!r}"
     with pytest.raises(ValueError, match=exactly(message)):
         FixedScale(value)
 
@@ -302,6 +314,16 @@ def test_scheduled_scale_config_round_trip():
     again = built(again, step=lambda: 3)
     assert again.moves
     np.testing.assert_allclose(again.current(), 40.0, rtol=1e-6)
+
+
+@pytest.mark.parametrize("initial", [PolynomialDecay(16.0, 6), "9", None, True], ids=str)
+def test_learned_scale_starts_at_a_number(initial):
+    message = (
+        "`initial` must be a number: the scale is learned from there, and follows no schedule. "
+        f"Received: initial={initial!r}"
+    )
+    with pytest.raises(TypeError, match=exactly(message)):
+        LearnedScale(initial)
 
 
 def test_as_scale_policy():
@@ -334,5 +356,5 @@ def test_scheduled_scale_follows_the_training_calls_of_fit_without_retracing():
     traces = layer.traces
     later = model.fit(x, y, batch_size=3, epochs=3, verbose=0).history["scale"]
     assert layer.traces == traces
-    # 2, 4, 6, 8 training calls at the end of the epochs.
-    np.testing.assert_allclose(first + later, [32.0, 48.0, 64.0, 64.0], rtol=1e-6)
+    # The last call of each epoch follows 1, 3, 5, 7 others.
+    np.testing.assert_allclose(first + later, [24.0, 40.0, 56.0, 64.0], rtol=1e-6)

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from fractions import Fraction
 
 import keras
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 import tensorflow as tf
 from keras.optimizers.schedules import PiecewiseConstantDecay, PolynomialDecay
 
-from keras_margin.schedules import Setting, revived
+from keras_margin.schedules import NOT_NEGATIVE, POSITIVE, Setting, revived, stored
 
 
 def exactly(message):
@@ -65,7 +66,25 @@ def test_a_number_per_class_out_of_range(value):
         setting_of(value, per_class=True)
 
 
-@pytest.mark.parametrize("value", [True, "0.5", None, {0: 0.5}, lambda step: 0.5])
+@pytest.mark.parametrize(
+    "value",
+    [
+        True,
+        "0.5",
+        None,
+        {0: 0.5},
+        lambda step: 0.5,
+        ["a", "b"],
+        [None, 0.1],
+        [[0.1, 0.2], [0.3]],
+        [[0.1, 0.2]],
+        [True, False],
+        np.array([True, False]),
+        np.array([[0.1, 0.2]]),
+        np.array(0.1),
+    ],
+    ids=str,
+)
 def test_other_kinds(value):
     message = (
         "`margin` must be a number, a LearningRateSchedule or a sequence with one number per "
@@ -73,6 +92,27 @@ def test_other_kinds(value):
     )
     with pytest.raises(TypeError, match=exactly(message)):
         setting_of(value, per_class=True)
+
+
+@pytest.mark.parametrize("value", [1e39, [0.1, 1e39]])
+def test_numbers_beyond_float32(value):
+    message = (
+        "`margin` must be at most 3.4e38 in size, the largest number of float32. "
+        f"Received: margin={value!r}"
+    )
+    with pytest.raises(ValueError, match=exactly(message)):
+        Setting(value, "margin", *NOT_NEGATIVE, per_class=True)
+
+
+def test_whole_number_beyond_every_float():
+    with pytest.raises(ValueError, match="`margin` must be finite and at least 0"):
+        Setting(10**400, "margin", *NOT_NEGATIVE)
+
+
+def test_what_float32_takes_for_zero_is_not_positive():
+    message = "`scale` must be finite and greater than 0 in float32. Received: scale=1e-50"
+    with pytest.raises(ValueError, match=exactly(message)):
+        Setting(1e-50, "scale", *POSITIVE)
 
 
 def test_sequences_where_there_is_one_value_for_all():
@@ -125,6 +165,22 @@ def test_config_of_a_schedule_survives_json():
     setting.follow(lambda: 3)
     assert isinstance(setting.value, PolynomialDecay)
     np.testing.assert_allclose(setting("float32"), 0.3, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("value", "want"),
+    [
+        (0.5, 0.5),
+        (4, 4),
+        (None, None),
+        (Fraction(1, 4), 0.25),
+        ((0.1, 0.2), [0.1, 0.2]),
+        ([Fraction(1, 4), np.float32(0.5)], [0.25, 0.5]),
+        (np.array([0.1, 0.2]), [0.1, 0.2]),
+    ],
+)
+def test_stored_numbers_survive_json(value, want):
+    assert json.loads(json.dumps(stored(value))) == want
 
 
 @pytest.mark.parametrize("value", [0.5, [0.1, 0.2], None])

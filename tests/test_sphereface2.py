@@ -267,12 +267,26 @@ def test_arguments_out_of_range(argument, value, words):
 
 
 def test_scale_and_positive_weight_of_zero():
-    message = "`scale` must be finite and greater than 0. Received: scale=0.0"
+    message = "`scale` must be finite and greater than 0 in float32. Received: scale=0.0"
     with pytest.raises(ValueError, match=exactly(message)):
         km.SphereFace2(10, scale=0.0)
-    message = "`positive_weight` must be greater than 0. Received: positive_weight=0.0"
+    message = "`positive_weight` must be greater than 0 in float32. Received: positive_weight=0.0"
     with pytest.raises(ValueError, match=exactly(message)):
         km.SphereFace2(10, positive_weight=0.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("scale", {"scale": 1e39}),
+        ("margin", {"margin": 1e39}),
+        ("loss_weight", {"loss_weight": 1e39}),
+        ("scale * (1 + margin)", {"scale": 1e20, "margin": 1e20}),
+    ],
+)
+def test_numbers_beyond_float32(name, settings):
+    with pytest.raises(ValueError, match=re.escape(f"`{name}` must be at most 3.4e38 in size")):
+        km.SphereFace2(10, **settings)
 
 
 @pytest.mark.parametrize("name", ["focal_gamma", "label_smoothing"])
@@ -290,6 +304,12 @@ def test_arguments_of_the_softmax(name):
         (2, {"scale": 64.0}, 73.8877),
         (3, {"scale": 64.0, "positive_weight": 0.8}, 73.6),
         (50, {"scale": 64.0, "positive_weight": 0.99}, 73.6202),
+        # As many odds: b = -scale g(0), whatever the margin.
+        (2, {"positive_weight": 0.5, "margin": 10.0}, 30.0),
+        (2, {"positive_weight": 0.5, "scale": 1000.0}, 750.0),
+        (2, {"positive_weight": 0.5, "scale": 1.0, "margin": 0.0}, 0.75),
+        # Far from there the margin decides: log(odds / (1 - odds)) - scale (g(0) + margin).
+        (10, {"scale": 1000.0}, 350.0 + math.log(7.0 / 20.0)),
     ],
 )
 def test_bias_of_few_classes(classes, settings, bias):

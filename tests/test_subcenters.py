@@ -4,11 +4,13 @@ import collections
 import math
 import re
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import keras_margin as km
+from keras_margin import subcenters
 
 CLASSES, NUMBER, DIM = 4, 3, 5
 
@@ -129,7 +131,9 @@ def test_nearest_subcenter_of_an_outlier_may_be_close():
     assert got.numpy().tolist() == [False, False, False, True]
 
 
-@pytest.mark.parametrize("max_angle", [75, -0.1, 3.2, math.nan, math.inf])
+@pytest.mark.parametrize(
+    "max_angle", [75, -0.1, 3.2, math.nan, math.inf, "75", None, [1.0], np.ones(2), True]
+)
 def test_angles_are_radians(max_angle):
     message = (
         "`max_angle` must be in radians, from 0 to pi; for degrees use math.radians. "
@@ -225,5 +229,94 @@ def test_rows_without_a_class_or_a_finite_embedding_do_not_vote():
 
 
 def test_head_that_is_not_built():
-    with pytest.raises(ValueError, match="has no centres yet"):
-        km.ArcFace(2).dominant_subcenters(np.eye(2), [0, 1])
+    for use in (
+        lambda head: head.dominant_subcenters(np.eye(2), [0, 1]),
+        lambda head: head.outliers(np.eye(2), [0, 1], 1.0),
+        lambda head: head.collapsed([0, 0]),
+    ):
+        with pytest.raises(ValueError, match="has no centres yet"):
+            use(km.ArcFace(2))
+
+
+def test_vectors_are_compared_as_the_head_compares_them():
+    """The longer sub-centre has the larger product, the other one the smaller angle."""
+    centers = [[1.0, 0.0], [3.0, 3.0], [0.0, 1.0], [0.0, -1.0]]
+    x = np.array([[2.0, 0.5]], "float32")
+    for make, dominant in ((km.SoftmaxHead, 1), (km.NormFace, 0)):
+        head = make(2, num_subcenters=2)
+        head.build((None, 2))
+        head.centers.assign(centers)
+        assert head.dominant_subcenters(x, [0])[0] == dominant
+
+
+@pytest.mark.parametrize("rows", [0, 1, 8, 59, 60])
+def test_blocks_of_rows_change_nothing(rows, monkeypatch):
+    head, (embeddings, labels) = arcface(ignore_class=2), random_set(rows)
+    embeddings[3:5] = np.nan
+    want = [head.dominant_subcenters(embeddings, labels), head.outliers(embeddings, labels, 1.0)]
+    monkeypatch.setattr(subcenters, "_ROWS_AT_ONCE", 8)
+    got = [head.dominant_subcenters(embeddings, labels), head.outliers(embeddings, labels, 1.0)]
+    for one, other in zip(got, want, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_blocks_of_rows_say_which_label_of_all_is_no_class(monkeypatch):
+    monkeypatch.setattr(subcenters, "_ROWS_AT_ONCE", 8)
+    embeddings, labels = random_set()
+    labels[29] = CLASSES
+    with pytest.raises(ValueError, match=re.escape(f"Received: labels[29]={CLASSES}")):
+        arcface().dominant_subcenters(embeddings, labels)
+
+
+def test_number_of_rows_that_is_not_known_when_compiling():
+    head, (embeddings, labels) = arcface(), random_set()
+    rows = tf.TensorSpec((None, DIM)), tf.TensorSpec((None,), "int64")
+    got = tf.function(lambda x, y: head.outliers(x, y, 1.0), input_signature=rows)
+    np.testing.assert_array_equal(got(embeddings, labels), head.outliers(embeddings, labels, 1.0))
+
+
+def test_angles_near_zero_are_exact(run):
+    """In float32 the cosine of 3e-4 is 1: arccos would give 0, or 3.5e-4 for a sample at 0."""
+    rng = np.random.default_rng(0)
+    centers = rng.normal(size=(100, 64)).astype("float32")
+    head = km.NormFace(100)
+    head.build((None, 64))
+    head.centers.assign(centers)
+    aside = rng.normal(size=(100, 64))
+    aside -= (aside * centers).sum(1, keepdims=True) / (centers**2).sum(1, keepdims=True) * centers
+    lengths = np.linalg.norm(centers, axis=1, keepdims=True)
+    aside *= lengths / np.linalg.norm(aside, axis=1, keepdims=True)
+    for angle in (0.0, 0.9e-4, 1.1e-4):
+        x = (3.0 * (centers + math.tan(angle) * aside)).astype("float32")
+        got = run(lambda x: head.outliers(x, np.arange(100), 1e-4))(x).numpy()
+        assert got.all() if angle > 1e-4 else not got.any()
+
+
+def only_for_six(shape, dtype=None):
+    assert tuple(shape) == (6, 4)
+    return np.ones(shape, dtype)
+
+
+def shrinking(centers):
+    return 0.1 * keras.ops.sum(centers**2)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"centers_initializer": keras.initializers.Constant(np.ones((6, 4)))},
+        {"centers_initializer": only_for_six},
+        {"centers_regularizer": shrinking},
+    ],
+    ids=["array", "function", "regularizer"],
+)
+def test_collapsed_needs_no_initial_centers(settings):
+    head = km.ArcFace(3, num_subcenters=2, **settings)
+    head.build((None, 4))
+    head.centers.assign(np.arange(24.0).reshape(6, 4))
+    got = head.collapsed([1, 0, 1])
+    np.testing.assert_array_equal(got.centers, np.arange(24.0).reshape(6, 4)[[1, 2, 5]])
+    assert len(got.losses) == len(head.losses)
+    again = km.ArcFace.from_config({**got.get_config(), "centers_regularizer": None})
+    again.build((None, 4))
+    assert again.centers.shape == (3, 4)

@@ -258,6 +258,53 @@ def test_shapes_that_do_not_fit(embeddings, labels):
         km.SemiHardTriplet().loss(np.ones(embeddings), np.zeros(labels, "int32"))
 
 
+@pytest.mark.parametrize(
+    ("labels", "words"),
+    [
+        ([0.0, 0.5, 1.0], "whole numbers. Received: labels[1]=0.5"),
+        ([0.0, 1.0, np.nan], "whole numbers. Received: labels[2]=nan"),
+        ([np.inf, 1.0, 1.0], "whole numbers. Received: labels[0]=inf"),
+        (["a", "b", "a"], "numbers. Received: labels.dtype=<U1"),
+        ([1j, 0j, 1j], "numbers. Received: labels.dtype=complex128"),
+        (tf.constant(["a", "b", "a"]), "numbers. Received: labels.dtype=string"),
+        (None, "numbers. Received: labels.dtype=object"),
+    ],
+    ids=str,
+)
+def test_labels_that_are_no_identities(labels, words):
+    with pytest.raises(ValueError, match=exactly(f"`labels` must be {words}")):
+        km.SemiHardTriplet().loss(np.ones((3, 2)), labels)
+    with pytest.raises(ValueError, match=exactly(f"`labels` must be {words}")):
+        km.SemiHardTriplet(ignore_class=-1).counted(labels)
+
+
+@pytest.mark.parametrize("value", [0.5, np.nan])
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_compiled_row_whose_label_is_not_whole_is_nan_and_in_no_triplet(value, jit_compile):
+    embeddings, labels = random_batch()
+    want = slow(embeddings, labels, 0.6, ignored=(3,))
+    labels = labels.astype("float64")
+    labels[3], want[3] = value, np.nan
+    loss = tf.function(wide(0.6).loss, jit_compile=jit_compile)
+    np.testing.assert_allclose(loss(embeddings, labels), want, rtol=1e-9)
+
+
+def test_labels_that_are_true_or_false():
+    head = km.SemiHardTriplet(0.5, ignore_class=-1)
+    labels, x = np.array([True, False, True, False]), random_batch(4)[0]
+    assert head.counted(labels).numpy().all()
+    np.testing.assert_allclose(head.loss(x, labels), slow(x, labels, 0.5), rtol=1e-4)
+    ignoring = km.SemiHardTriplet(ignore_class=1).counted(labels)
+    np.testing.assert_array_equal(ignoring, [False, True, False, True])
+
+
+@pytest.mark.parametrize("dtype", ["uint32", "uint64"])
+def test_largest_unsigned_label_is_not_minus_one(dtype):
+    labels = np.array([np.iinfo(dtype).max, 7], dtype)
+    assert km.SemiHardTriplet(ignore_class=-1).counted(labels).numpy().all()
+    np.testing.assert_array_equal(km.SemiHardTriplet(ignore_class=7).counted(labels), [True, False])
+
+
 @pytest.mark.parametrize("ignore_class", [-1, 300])
 def test_ignored_class_that_no_unsigned_label_can_be(ignore_class):
     head = km.SemiHardTriplet(ignore_class=ignore_class)
