@@ -1,6 +1,15 @@
 """Margin heads of deep face recognition and metric learning as Keras layers."""
 
-from keras_margin import callbacks, datasets, margins, plots, retrieval, scales, verification
+from keras_margin import (
+    callbacks,
+    datasets,
+    distribution,
+    margins,
+    plots,
+    retrieval,
+    scales,
+    verification,
+)
 from keras_margin.adaptive_heads import AdaFace, CurricularFace, ElasticFace, MagFace
 from keras_margin.heads import (
     AdaCos,
@@ -39,6 +48,7 @@ __all__ = [
     "SphereFace2",
     "callbacks",
     "datasets",
+    "distribution",
     "margins",
     "nontarget_logsumexp",
     "plots",

@@ -45,9 +45,10 @@ def softplus_of_others(embeddings, centers, labels, bias, *, curve, **form):
             `class_statistics`.
     """
     form, is_large = choose_form(embeddings, centers, **form)
-    run_forward, run_backward = (
-        passes(functools.partial(function, form, curve), is_large)
-        for function in (_forward, _backward)
+    inputs, values, gradients = ("b ", "c ", "b", ""), ("b", "b", "b"), ("b ", "c ", "")
+    run_forward = passes(functools.partial(_forward, form, curve), is_large, inputs, (values, "bc"))
+    run_backward = passes(
+        functools.partial(_backward, form, curve), is_large, (*inputs, "bc", "b", "b"), gradients
     )
 
     @custom_gradient
@@ -70,14 +71,15 @@ def _forward(form, curve, embeddings, centers, labels, bias):
     def step(block, carry):
         total, hardest = carry
         cosines, _ = block.cosines(embeddings)
-        terms = ops.where(block.is_target, 0.0, ops.softplus(_logits(curve, cosines, bias)))
+        terms = ops.where(block.is_left_out, 0.0, ops.softplus(_logits(curve, cosines, bias)))
         total = total + ops.sum(terms, axis=1)
-        return total, ops.maximum(hardest, largest_of(cosines, block.is_target))
+        return total, ops.maximum(hardest, largest_of(cosines, block.is_left_out))
 
     target = blocks.target_cosines(embeddings)
     zeros = ops.zeros_like(target)
     total, hardest = blocks.each(step, (zeros, zeros - 3e38))
-    return (target, total, hardest), kept
+    shards = form.shards
+    return (shards.sum(target), shards.sum(total), shards.max(hardest)), kept
 
 
 def _backward(form, curve, embeddings, centers, labels, bias, kept, of_target, of_total):
@@ -89,17 +91,19 @@ def _backward(form, curve, embeddings, centers, labels, bias, kept, of_target, o
         of_embeddings, of_centers, of_bias = carry
         cosines, winners = block.cosines(embeddings)
         of_logits = of_total * ops.sigmoid(_logits(curve, cosines, bias))
-        of_logits = ops.where(block.is_target, 0.0, of_logits)
+        of_logits = ops.where(block.is_left_out, 0.0, of_logits)
         slope = curve.scale * curve.power * _half(cosines) ** (curve.power - 1.0)
-        of_cosines = ops.where(block.is_target, of_target, of_logits * slope)
+        of_cosines = ops.where(block.is_left_out, block.at_target(of_target), of_logits * slope)
         of_embeddings, of_centers = block.add_gradients(
             of_cosines * unit, winners, embeddings, (of_embeddings, of_centers), unit
         )
         return of_embeddings, of_centers, of_bias + ops.sum(of_logits)
 
-    return blocks.each(
-        step, (ops.zeros_like(embeddings), ops.zeros_like(centers), ops.zeros_like(bias))
-    )
+    zeros = ops.zeros_like(embeddings), ops.zeros_like(centers), ops.zeros_like(bias)
+    of_embeddings, of_centers, of_bias = blocks.each(step, zeros)
+    shards = form.shards
+    of_bias = shards.sum_over_batch(shards.sum(of_bias))
+    return shards.sum(of_embeddings), shards.sum_over_batch(of_centers), of_bias
 
 
 def _logits(curve, cosines, bias):

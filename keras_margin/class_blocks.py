@@ -11,6 +11,7 @@ from keras import ops
 
 from keras_margin.backend import product
 from keras_margin.numerics import inverse_norms
+from keras_margin.shards import ALONE
 
 _LOWEST = -3e38  # below any cosine; -inf would give inf - inf
 
@@ -26,6 +27,7 @@ class Form(NamedTuple):
     wants_total: bool = False
     wants_scale_gradient: bool = True
     product_dtype: str = "float32"  # of what is multiplied; sums are of the embeddings' dtype
+    shards: object = ALONE  # where the classes lie; what follows runs on each device
 
 
 class Curriculum(NamedTuple):
@@ -63,23 +65,26 @@ def forward(form, embeddings, centers, labels, scale, curriculum):
         peak, mass, hardest, total = carry
         cosines, _ = block.cosines(embeddings)
         others, _ = harden(cosines, curriculum if form.has_curriculum else None)
-        new_peak = ops.maximum(peak, largest_of(others, block.is_target))
+        new_peak = ops.maximum(peak, largest_of(others, block.is_left_out))
         terms = ops.exp(_column(scale) * (others - _column(new_peak)))
-        terms = ops.where(block.is_target, 0.0, terms)
+        terms = ops.where(block.is_left_out, 0.0, terms)
         mass = mass * ops.exp(scale * (peak - new_peak)) + ops.sum(terms, axis=1)
         if form.has_curriculum:
-            hardest = ops.maximum(hardest, largest_of(cosines, block.is_target))
+            hardest = ops.maximum(hardest, largest_of(cosines, block.is_left_out))
         if form.wants_total:
-            total = total + ops.sum(ops.where(block.is_target, 0.0, others), axis=1)
+            total = total + ops.sum(ops.where(block.is_left_out, 0.0, others), axis=1)
         return new_peak, mass, hardest, total
 
     zeros = ops.zeros_like(scale)
     lowest = zeros + _LOWEST
     peak, mass, hardest, total = blocks.each(step, (lowest, zeros, lowest, zeros))
-    log_b = scale * peak + ops.log(mass)
-    target = blocks.target_cosines(embeddings)
     hardest = hardest if form.has_curriculum else peak
-    return (target, log_b, total, hardest), Residuals(log_b, kept)
+    shards, peak_here = form.shards, peak
+    peak = shards.max(peak)
+    mass = shards.sum(mass * ops.exp(scale * (peak_here - peak)))
+    log_b = scale * peak + ops.log(mass)
+    target = shards.sum(blocks.target_cosines(embeddings))
+    return (target, log_b, shards.sum(total), shards.max(hardest)), Residuals(log_b, kept)
 
 
 def backward(form, embeddings, centers, labels, scale, curriculum, residuals, upstream):
@@ -104,18 +109,19 @@ def backward(form, embeddings, centers, labels, scale, curriculum, residuals, up
         of_others = shares * (of_log_b * column)
         if form.wants_total:
             of_others = of_others + of_total
-        of_cosines = ops.where(block.is_target, of_target, of_others * slopes)
+        of_cosines = ops.where(block.is_left_out, block.at_target(of_target), of_others * slopes)
         of_embeddings, of_centers = block.add_gradients(
             of_cosines, winners, embeddings, (of_embeddings, of_centers), unit
         )
         if form.wants_scale_gradient:
-            along = ops.sum(ops.where(block.is_target, 0.0, shares * others), axis=1)
+            along = ops.sum(ops.where(block.is_left_out, 0.0, shares * others), axis=1)
             of_scale = of_scale + of_scale_factor * along
         return of_embeddings, of_centers, of_scale
 
-    return blocks.each(
-        step, (ops.zeros_like(embeddings), ops.zeros_like(centers), ops.zeros_like(scale))
-    )
+    zeros = ops.zeros_like(embeddings), ops.zeros_like(centers), ops.zeros_like(scale)
+    of_embeddings, of_centers, of_scale = blocks.each(step, zeros)
+    shards = form.shards
+    return shards.sum(of_embeddings), shards.sum_over_batch(of_centers), shards.sum(of_scale)
 
 
 class Blocks:
@@ -131,10 +137,10 @@ class Blocks:
     def __init__(self, form, centers, labels, kept):
         self.form = form
         self.centers = centers
-        self.labels = labels
         self.kept = kept
         rows = centers.shape[0]  # None for a sample for a batch of unknown size
         self.num_classes = None if rows is None else rows // form.num_subcenters
+        self.labels = form.shards.labels_here(labels, self.num_classes)
 
     def each(self, step, carry):
         """`step(block, carry)` for every block, one after the other."""
@@ -151,13 +157,19 @@ class Blocks:
         return step(_Block(self, number * size, rest), carry) if rest else carry
 
     def target_cosines(self, embeddings):
-        return target_cosines(
+        """(batch,); 0 where another device has the class."""
+        labels, is_elsewhere = self.labels, None
+        if self.form.shards is not ALONE:
+            is_elsewhere = (labels < 0) | (labels >= self.num_classes)
+            labels = ops.where(is_elsewhere, 0, labels)
+        cosines = target_cosines(
             embeddings,
             self.centers,
-            self.labels,
+            labels,
             normalize_centers=self.form.normalize_centers,
             num_subcenters=self.form.num_subcenters,
         )
+        return cosines if is_elsewhere is None else ops.where(is_elsewhere, 0.0, cosines)
 
 
 class _Block:
@@ -177,6 +189,13 @@ class _Block:
         self._directions = centers if self._inverse is None else centers * _column(self._inverse)
         # bool (batch, size)
         self.is_target = _column(blocks.labels) - start == ops.arange(size, dtype="int32")
+        padding = form.shards.is_padding(start, size, blocks.num_classes)
+        self._has_padding = padding is not None
+        self.is_left_out = self.is_target | padding if self._has_padding else self.is_target
+
+    def at_target(self, values):
+        """The values (batch, 1) where the classes are left out that are targets, 0 for padding."""
+        return ops.where(self.is_target, values, 0.0) if self._has_padding else values
 
     def cosines(self, embeddings):
         """(batch, size), and which sub-centres they are of, see `best_subcenters`."""
@@ -275,9 +294,9 @@ def _to_rows(of_cosines, winners):
     return ops.reshape(of_rows, (-1, ops.shape(winners)[1] * ops.shape(winners)[2]))
 
 
-def largest_of(values, is_target):
+def largest_of(values, is_left_out):
     """The largest of the other classes, (batch,)."""
-    return _max(ops.where(is_target, _LOWEST, values), axis=1)
+    return _max(ops.where(is_left_out, _LOWEST, values), axis=1)
 
 
 def _max(values, axis):

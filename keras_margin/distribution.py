@@ -1,10 +1,49 @@
-"""Statistics of the global batch under `tf.distribute`: the one place that knows about replicas.
+"""Statistics of the global batch under `tf.distribute`, and layouts for `keras.distribution`.
 
 On the JAX backend an array of `keras.distribution` is already global: nothing to gather.
 """
 
 import keras
 from keras import ops
+
+
+def class_parallel_layout(device_mesh, axis="model"):
+    """A `LayoutMap` that shares out the centres of a head over a mesh axis, by class.
+
+    Every device along the axis holds its share of the centres and of the optimizer's slots, works
+    on its own classes, and sends the others a few numbers a row of the batch: no device holds all
+    the centres or a (batch, num_classes) tensor in `fit` and `evaluate`. Any number of classes
+    works: the variable is padded with zeros, files are not. JAX backend.
+
+    Args:
+        device_mesh: `keras.distribution.DeviceMesh`.
+        axis: name of one of its axes.
+
+    Returns:
+        `keras.distribution.LayoutMap`; add what else of your model is to be shared out.
+
+    Raises:
+        ValueError: the mesh has no such axis.
+
+    Example, on four devices, the batch over two of them and the classes over two:
+
+        devices = keras.distribution.list_devices()
+        mesh = keras.distribution.DeviceMesh((2, 2), ["batch", "model"], devices)
+        keras.distribution.set_distribution(
+            keras.distribution.ModelParallel(
+                layout_map=class_parallel_layout(mesh), batch_dim_name="batch"
+            )
+        )
+        model = EmbeddingModel(backbone, ArcFace(1_000_003))  # built after this
+    """
+    if axis not in device_mesh.axis_names:
+        raise ValueError(
+            f"`axis` must be an axis of the mesh, one of {list(device_mesh.axis_names)}. "
+            f"Received: axis={axis!r}"
+        )
+    layout = keras.distribution.LayoutMap(device_mesh)
+    layout["^(.*/)?centers$"] = keras.distribution.TensorLayout((axis, None), device_mesh)
+    return layout
 
 
 def num_replicas():

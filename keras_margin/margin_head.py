@@ -18,6 +18,7 @@ from keras_margin.numerics import computation_dtype, l2_norm, l2_normalize, prod
 from keras_margin.sampling import checked_rate, classes_of_step, every_class
 from keras_margin.scales import as_scale_policy
 from keras_margin.schedules import revived, stored
+from keras_margin.shards import ALONE, padded_initializer, shards_of
 
 
 @keras.saving.register_keras_serializable(package="keras_margin")
@@ -82,6 +83,7 @@ class MarginHead(keras.layers.Layer):
 
     # False in the heads that came before the cosine: vectors are compared as they are.
     normalize_embeddings = normalize_centers = True
+    shards = ALONE  # how the centres lie on devices, see `shards.py`
 
     def __init__(
         self,
@@ -133,10 +135,14 @@ class MarginHead(keras.layers.Layer):
                 "GlobalAveragePooling2D, Flatten or Dense. Received: "
                 f"embeddings.shape={tuple(embeddings_shape)}"
             )
+        self.shards = shards_of(f"{self.path}/centers")
+        rows = self.num_classes * self.num_subcenters
+        padded = self.shards.padded(self.num_classes) * self.num_subcenters
+        initializer = self.centers_initializer
         self.centers = self.add_weight(
             name="centers",
-            shape=(self.num_classes * self.num_subcenters, embeddings_shape[-1]),
-            initializer=self.centers_initializer,
+            shape=(padded, embeddings_shape[-1]),
+            initializer=initializer if padded == rows else padded_initializer(initializer, rows),
             regularizer=self.centers_regularizer,
             dtype=self.maths_dtype,
             autocast=False,
@@ -285,6 +291,7 @@ class MarginHead(keras.layers.Layer):
             scale,
             chunk_size=self.chunk_size,
             product_dtype=product_dtype(self.compute_dtype),
+            shards=classes.shards,
             **self._form,
             **wanted,
         )
@@ -296,9 +303,10 @@ class MarginHead(keras.layers.Layer):
             centers = l2_normalize(centers)
         cosines = ops.matmul(directions, ops.transpose(centers))
         if self.num_subcenters > 1:
-            cosines = ops.reshape(cosines, (-1, self.num_classes, self.num_subcenters))
+            classes = centers.shape[0] // self.num_subcenters
+            cosines = ops.reshape(cosines, (-1, classes, self.num_subcenters))
             cosines = ops.max(cosines, axis=2, initial=-float("inf"))
-        return cosines
+        return cosines if self.shards is ALONE else cosines[:, : self.num_classes]
 
     def _with_margin(self, target, norms, ids, classes):
         if self.margin_rule is None:

@@ -18,9 +18,10 @@ from keras import ops
 
 from keras_margin.backend import compiled, custom_gradient, read
 from keras_margin.checks import check_rows, checked_count, checked_number
-from keras_margin.class_blocks import Curriculum, Form, backward, forward
+from keras_margin.class_blocks import Curriculum, Form, Residuals, backward, forward
 from keras_margin.labels import class_ids
 from keras_margin.numerics import computation_dtype
+from keras_margin.shards import ALONE
 
 # Measured on two cores, see benchmarks/. Entries of (batch, classes):
 KEEP = 2**25  # up to here the cosines are kept, 128 MB
@@ -133,6 +134,7 @@ def class_statistics(
     wants_scale_gradient=True,
     wants_gradient=True,
     product_dtype=None,
+    shards=ALONE,
 ):
     """`nontarget_logsumexp`, and what else the same pass can say.
 
@@ -144,6 +146,7 @@ def class_statistics(
         wants_total, wants_scale_gradient: False saves the work.
         wants_gradient: False keeps nothing for a backward pass.
         product_dtype: of the entries that large products multiply; None: the embeddings'.
+        shards: `Shards` of the centres.
 
     Returns:
         `ClassStatistics`.
@@ -159,14 +162,25 @@ def class_statistics(
         wants_total=wants_total,
         wants_scale_gradient=wants_scale_gradient,
         wants_gradient=wants_gradient,
+        shards=shards,
     )
-    run_forward, run_backward = (
-        passes(functools.partial(function, form), is_large) for function in (forward, backward)
+    inputs, residuals = ("b ", "c ", "b", "b", Curriculum("b", "")), Residuals("b", "bc")
+    run_forward = passes(
+        functools.partial(forward, form), is_large, inputs, (("b",) * 4, residuals)
+    )
+    run_backward = passes(
+        functools.partial(backward, form),
+        is_large,
+        (*inputs, residuals, ("b",) * 3),
+        ("b ", "c ", "b"),
     )
     scale = ops.convert_to_tensor(scale, dtype=embeddings.dtype)
     scale = ops.broadcast_to(scale, ops.shape(embeddings)[:1])  # (batch,)
     if curriculum is None:
-        curriculum = Curriculum(scale, scale)  # not looked at
+        # Not looked at. Nothing that is differentiated: JAX refuses it where it is not an argument.
+        curriculum = Curriculum(
+            ops.zeros_like(labels, dtype=scale.dtype), ops.zeros((), scale.dtype)
+        )
 
     @custom_gradient
     def statistics(embeddings, centers, scale):
@@ -208,14 +222,23 @@ def checked_chunk_size(chunk_size):
 
 
 def choose_form(
-    embeddings, centers, *, chunk_size, num_subcenters, product_dtype, wants_gradient=True, **form
+    embeddings,
+    centers,
+    *,
+    chunk_size,
+    num_subcenters,
+    product_dtype,
+    wants_gradient=True,
+    shards=ALONE,
+    **form,
 ):
     """The `Form` of a pass, and whether there are so many classes that it should be compiled."""
-    rows = centers.shape[0]
+    rows = centers.shape[0] if shards is ALONE else shards.share(centers.shape[0])
     # A sample for a batch of unknown size has unknown size: it is one block, and may be large.
     num_classes = 2**31 if rows is None else rows // num_subcenters
     is_large = num_classes > COMPILE_FROM
-    batch = embeddings.shape[0] or 1024  # often not known while a step is being traced
+    # Often not known while a step is being traced.
+    batch = shards.batch_share(embeddings.shape[0] or 1024)
     keeps = batch * num_classes <= KEEP if chunk_size is None else chunk_size >= num_classes
     keeps = keeps or rows is None
     size = max(1024, BLOCK // batch) if is_large else num_classes
@@ -228,18 +251,23 @@ def choose_form(
         keeps_cosines=keeps and wants_gradient,
         num_subcenters=num_subcenters,
         product_dtype=product_dtype if product_dtype and is_large else dtype,
+        shards=shards,
         **form,
     )
     return chosen, is_large
 
 
-def passes(function, is_large):
+def passes(function, is_large, inputs, outputs):
     """A pass as it runs: where there are many classes compiled, once, not at each call.
 
     Args:
-        function: `functools.partial` of a function and of what is fixed.
+        function: `functools.partial` of a function and of what is fixed, the `Form` first.
         is_large: see `choose_form`.
+        inputs, outputs: what devices share out, see `Shards.over_devices`.
     """
+    form = function.args[0]
+    if form.shards is not ALONE:
+        return form.shards.over_devices(function, inputs, outputs)
     return _compiled(function.func, function.args) if is_large else function
 
 

@@ -15,6 +15,7 @@ from keras_margin.checks import checked_number
 from keras_margin.distribution import gather_rows
 from keras_margin.labels import class_ids
 from keras_margin.randomness import random_permutation
+from keras_margin.shards import ALONE
 
 
 def checked_rate(sample_rate, centers_regularizer):
@@ -42,11 +43,13 @@ class Classes(NamedTuple):
     centers: object  # (number * num_subcenters, dim)
     labels: object  # int32 (batch,): each row's class, its place in `centers`
     number: object  # of classes: a number, or a tensor where the batch is not known yet
+    shards: object  # `Shards` of the centres, for a pass over them
 
 
 def every_class(head, found):
     """All classes of a head, for the `ClassIds` of a batch."""
-    return Classes(read(head.centers), found.ids, head.num_classes)
+    shards = head.shards.of_batch(found.ids.shape[0], head.num_classes)
+    return Classes(read(head.centers), found.ids, head.num_classes, shards)
 
 
 def classes_of_step(head, found):
@@ -57,7 +60,12 @@ def classes_of_step(head, found):
     # A row that does not count may have a class that is not there: it looks at any other.
     labels = ops.minimum(ops.searchsorted(sample, found.ids), ops.shape(sample)[0] - 1)
     rows = _rows_of(sample, head.num_subcenters)
-    return Classes(take_rows(head.centers, rows), ops.cast(labels, "int32"), ops.shape(sample)[0])
+    centers, number = take_rows(head.centers, rows), ops.shape(sample)[0]
+    if head.shards is not ALONE:
+        spare = (head.shards.padded(number) - number) * head.num_subcenters
+        centers = ops.pad(centers, [(0, spare), (0, 0)])
+    shards = head.shards.of_batch(found.ids.shape[0], number)
+    return Classes(centers, ops.cast(labels, "int32"), number, shards)
 
 
 def rows_of_step(head, labels):

@@ -140,6 +140,7 @@ class SphereFace2(MarginHead):
             curve=Curve(self.scale, self.similarity_power, margin),
             chunk_size=self.chunk_size,
             product_dtype=product_dtype(self.compute_dtype),
+            shards=classes.shards,
             **self._form,
         )
         target_logit = self._logits(others.target) - self.scale * margin

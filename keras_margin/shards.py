@@ -1,0 +1,167 @@
+"""Classes that lie on the devices of a `keras.distribution` mesh, each device with its share.
+
+JAX alone: TensorFlow has no such distribution. A pass over the classes runs on every device over
+its own classes, see `Shards.over_devices`; then the values of the devices are combined, a number a
+row of the batch. Left to XLA, a loop over sharded centres would gather them all on every device.
+"""
+
+from typing import NamedTuple
+
+import keras
+from keras import ops
+
+
+class Alone:
+    """All classes on one device: there is nothing to combine."""
+
+    number = 1
+
+    def __reduce__(self):
+        return "ALONE"  # a copy is the same
+
+    def padded(self, num_classes):
+        return num_classes
+
+    def of_batch(self, batch, num_classes):
+        return self
+
+    def share(self, size):
+        return size
+
+    batch_share = share
+
+    def labels_here(self, labels, size):
+        return labels
+
+    def is_padding(self, start, size, share):
+        return None
+
+    def sum(self, values):
+        return values
+
+    max = sum_over_batch = sum
+
+    def over_devices(self, function, inputs, outputs):
+        return function
+
+
+ALONE = Alone()
+
+
+class Shards(NamedTuple):
+    """A share of the classes on each device of a mesh, the last of which may be padding.
+
+    What is computed per device is inside `over_devices`.
+    """
+
+    mesh: object  # jax.sharding.Mesh
+    axis: str  # of the classes
+    batch_axis: str | None  # of the rows of the batch; None: every device has them all
+    num_classes: int | None = None  # without padding
+
+    @property
+    def number(self):
+        return self.mesh.shape[self.axis]
+
+    def padded(self, num_classes):
+        """The smallest number that the devices share evenly."""
+        return -(-num_classes // self.number) * self.number
+
+    def of_batch(self, batch, num_classes):
+        """For a pass over `num_classes`; rows that the devices cannot share go to all of them."""
+        if self.batch_axis is not None and batch % self.mesh.shape[self.batch_axis]:
+            return self._replace(batch_axis=None, num_classes=num_classes)
+        return self._replace(num_classes=num_classes)
+
+    def share(self, size):
+        """The rows of centres of one device."""
+        return size // self.number
+
+    def batch_share(self, batch):
+        """The rows of the batch of one device."""
+        return batch if self.batch_axis is None else batch // self.mesh.shape[self.batch_axis]
+
+    # Per device.
+
+    def labels_here(self, labels, share):
+        """Counted from this device's first class: out of 0..share-1 where another one has it."""
+        return labels - self._index() * share
+
+    def is_padding(self, start, size, share):
+        """bool (size,), for the classes from `start` on of this device's `share`; None: none is."""
+        if share * self.number == self.num_classes:
+            return None
+        return self._index() * share + start + ops.arange(size, dtype="int32") >= self.num_classes
+
+    def sum(self, values):
+        import jax
+
+        return jax.lax.psum(values, self.axis)
+
+    def max(self, values):
+        import jax
+
+        return jax.lax.pmax(values, self.axis)
+
+    def sum_over_batch(self, values):
+        import jax
+
+        return values if self.batch_axis is None else jax.lax.psum(values, self.batch_axis)
+
+    def _index(self):
+        import jax
+
+        return jax.lax.axis_index(self.axis)
+
+    def over_devices(self, function, inputs, outputs):
+        """`function` as it runs on each device, on its part of the inputs.
+
+        Args:
+            function: of the parts.
+            inputs, outputs: nested as its arguments and results, a string each: the axes of the
+                tensor that are shared out: "b" the batch, "c" the classes, " " none.
+        """
+        import jax
+
+        axes = {"b": self.batch_axis, "c": self.axis, " ": None}
+
+        def specs(nested):
+            return keras.tree.map_structure(
+                lambda letters: jax.sharding.PartitionSpec(*(axes[letter] for letter in letters)),
+                nested,
+            )
+
+        return jax.shard_map(
+            function,
+            mesh=self.mesh,
+            in_specs=specs(inputs),
+            out_specs=specs(outputs),
+            check_vma=False,
+        )
+
+
+def shards_of(path):
+    """The `Shards` that a head's centres will have, from the distribution that is in force.
+
+    Args:
+        path: of the variable.
+    """
+    distribution = keras.distribution.distribution()
+    layout = None if distribution is None else distribution.get_tensor_layout(path)
+    if layout is None or layout.axes[0] is None:
+        return ALONE
+    batch_axis = distribution.batch_dim_name
+    mesh = layout.device_mesh or distribution.device_mesh
+    return Shards(
+        mesh.backend_mesh, layout.axes[0], None if batch_axis == layout.axes[0] else batch_axis
+    )
+
+
+def padded_initializer(initializer, rows):
+    """As `initializer` for the first `rows`, and zeros behind: these never win, count or move."""
+
+    def initialize(shape, dtype=None):
+        values = initializer((rows, *shape[1:]), dtype=dtype)
+        return ops.pad(values, [(0, shape[0] - rows), *[(0, 0)] * (len(shape) - 1)])
+
+    return initialize
