@@ -5,7 +5,7 @@ PY := .venv/bin/python
 STAMP := .venv/installed
 BENCH_STAMP := .venv/installed-bench
 
-.PHONY: help train bench test test-all lint dist clean
+.PHONY: help train bench test test-all test-jax lint dist clean
 .DELETE_ON_ERROR:
 
 help:
@@ -13,6 +13,7 @@ help:
 	@echo "make bench      time and memory of the heads beside others (benchmarks/head_step.py)"
 	@echo "make test       the daily tests: all but the long ones"
 	@echo "make test-all   every test"
+	@echo "make test-jax   the recorded values of every head on Keras' JAX backend"
 	@echo "make lint       check style and formatting with ruff"
 	@echo "make dist       build the wheel and the sdist into dist/"
 	@echo "make clean      remove all that these made, .venv too"
@@ -34,6 +35,9 @@ test: $(STAMP)
 
 test-all: $(STAMP)
 	$(PYTEST) $(ARGS)
+
+test-jax: $(STAMP)
+	KERAS_BACKEND=jax JAX_PLATFORMS=cpu $(PYTEST) --dist load tests/test_golden.py $(ARGS)
 
 lint: $(STAMP)
 	$(PY) -m ruff check .

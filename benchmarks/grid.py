@@ -12,9 +12,7 @@ FULL = {
     "dim": [128],
     "classes": {
         "arcface": [10_000, 30_000, 100_000, 400_000],
-        "arcface-one-block": [100_000],
-        "arcface-streamed": [10_000, 100_000],
-        "adacos": [10_000, 100_000, 400_000],
+        "adacos": [10_000, 100_000],
         "keras-usual": [10_000, 100_000],
         "torch-insightface": [100_000],
         "torch-metric-learning": [10_000, 100_000, 400_000],
@@ -24,7 +22,6 @@ FULL = {
         "arcface-one-block": [100_000],
         "arcface-streamed": [100_000],
         "adacos": [100_000],
-        "keras-usual": [100_000],
     },
     "sampled_batch": [256],
     "sampled_classes": {"arcface-sampled": [100_000, 400_000, 1_000_000]},

@@ -6,7 +6,7 @@ from keras import ops
 from keras_margin import subcenters
 from keras_margin.backend import is_concrete, read
 from keras_margin.checks import checked_count, checked_ignore_class, checked_number, checked_seed
-from keras_margin.class_blocks import harden
+from keras_margin.class_blocks import best_subcenters, harden
 from keras_margin.distribution import global_sum, num_replicas
 from keras_margin.guidance import warn_of_clipped_norms, warn_of_loss_options, warn_of_settings
 from keras_margin.initializers import default_centers_initializer
@@ -18,7 +18,7 @@ from keras_margin.numerics import computation_dtype, l2_norm, l2_normalize, prod
 from keras_margin.sampling import checked_rate, classes_of_step, every_class
 from keras_margin.scales import as_scale_policy
 from keras_margin.schedules import revived, stored
-from keras_margin.shards import ALONE, padded_initializer, shards_of
+from keras_margin.shards import ALONE, shards_of
 
 
 @keras.saving.register_keras_serializable(package="keras_margin")
@@ -112,6 +112,7 @@ class MarginHead(keras.layers.Layer):
         self.focal_gamma = checked_number("focal_gamma", focal_gamma, 0.0)
         self.label_smoothing = checked_number("label_smoothing", label_smoothing, 0.0, below=1.0)
         self.seed = checked_seed(seed)
+        self._rows = self.num_classes * self.num_subcenters  # of centres, without padding
         if centers_initializer is None:
             centers_initializer = default_centers_initializer(self.seed)
         self.centers_initializer = keras.initializers.get(centers_initializer)
@@ -136,18 +137,16 @@ class MarginHead(keras.layers.Layer):
                 f"embeddings.shape={tuple(embeddings_shape)}"
             )
         self.shards = shards_of(f"{self.path}/centers")
-        rows = self.num_classes * self.num_subcenters
-        padded = self.shards.padded(self.num_classes) * self.num_subcenters
-        initializer = self.centers_initializer
+        rows = self.shards.padded(self.num_classes) * self.num_subcenters
         self.centers = self.add_weight(
             name="centers",
-            shape=(padded, embeddings_shape[-1]),
-            initializer=initializer if padded == rows else padded_initializer(initializer, rows),
+            shape=(rows, embeddings_shape[-1]),
+            initializer=self.shards.initializer(self.centers_initializer, self._rows),
             regularizer=self.centers_regularizer,
             dtype=self.maths_dtype,
             autocast=False,
         )
-        # Every replica counts the same global calls, so the first one's count is the count.
+        # Every replica counts the same global calls.
         self.steps = self.add_weight(
             name="steps",
             initializer="zeros",
@@ -302,10 +301,7 @@ class MarginHead(keras.layers.Layer):
         if self.normalize_centers:
             centers = l2_normalize(centers)
         cosines = ops.matmul(directions, ops.transpose(centers))
-        if self.num_subcenters > 1:
-            classes = centers.shape[0] // self.num_subcenters
-            cosines = ops.reshape(cosines, (-1, classes, self.num_subcenters))
-            cosines = ops.max(cosines, axis=2, initial=-float("inf"))
+        cosines, _ = best_subcenters(cosines, self.num_subcenters)
         return cosines if self.shards is ALONE else cosines[:, : self.num_classes]
 
     def _with_margin(self, target, norms, ids, classes):
@@ -357,6 +353,16 @@ class MarginHead(keras.layers.Layer):
         self.steps.assign(self.calls_so_far() + ops.cast(rows > 0, "int32"))
 
     # What Keras asks.
+
+    def save_own_variables(self, store):
+        super().save_own_variables(self.without_padding(store))
+
+    def load_own_variables(self, store):
+        super().load_own_variables(self.without_padding(store))
+
+    def without_padding(self, store):
+        """A file's store that holds no padding of the centres."""
+        return self.shards.store(store, self.centers.shape, self._rows)
 
     def compute_output_shape(self, embeddings_shape, labels_shape=None):
         return (embeddings_shape[0], self.num_classes)

@@ -105,6 +105,15 @@ class EmbeddingModel(WholeFiles):
         super().compile(optimizer=optimizer, **kwargs)
         if self._samples and keras.backend.backend() == "tensorflow":
             update_rows_only(self.optimizer, lambda: self.head)
+        if self.head.num_classes is not None and keras.backend.backend() == "jax":
+            self._save_slots_without_padding()
+
+    def _save_slots_without_padding(self):
+        """As the head saves its centres, so the optimizer saves what belongs to them."""
+        save, load = self.optimizer.save_own_variables, self.optimizer.load_own_variables
+        of_head = self.head.without_padding
+        self.optimizer.save_own_variables = lambda store: save(of_head(store))
+        self.optimizer.load_own_variables = lambda store: load(of_head(store))
 
     @property
     def _samples(self):

@@ -8,6 +8,7 @@ row of the batch. Left to XLA, a loop over sharded centres would gather them all
 from typing import NamedTuple
 
 import keras
+import numpy as np
 from keras import ops
 
 
@@ -21,6 +22,12 @@ class Alone:
 
     def padded(self, num_classes):
         return num_classes
+
+    def initializer(self, initializer, rows):
+        return initializer
+
+    def store(self, store, padded, rows):
+        return store
 
     def of_batch(self, batch, num_classes):
         return self
@@ -66,6 +73,19 @@ class Shards(NamedTuple):
     def padded(self, num_classes):
         """The smallest number that the devices share evenly."""
         return -(-num_classes // self.number) * self.number
+
+    def initializer(self, initializer, rows):
+        """As `initializer` for the first `rows`, and zeros behind: these never win or move."""
+
+        def initialize(shape, dtype=None):
+            values = initializer((rows, *shape[1:]), dtype=dtype)
+            return ops.pad(values, [(0, shape[0] - rows), *[(0, 0)] * (len(shape) - 1)])
+
+        return initialize
+
+    def store(self, store, padded, rows):
+        """A file's store that holds the first `rows` of variables of the shape `padded`."""
+        return _WithoutPadding(store, padded, rows)
 
     def of_batch(self, batch, num_classes):
         """For a pass over `num_classes`; rows that the devices cannot share go to all of them."""
@@ -157,11 +177,26 @@ def shards_of(path):
     )
 
 
-def padded_initializer(initializer, rows):
-    """As `initializer` for the first `rows`, and zeros behind: these never win, count or move."""
+class _WithoutPadding:
+    """A mapping of keys to arrays, where rows of zeros come and go on the way."""
 
-    def initialize(shape, dtype=None):
-        values = initializer((rows, *shape[1:]), dtype=dtype)
-        return ops.pad(values, [(0, shape[0] - rows), *[(0, 0)] * (len(shape) - 1)])
+    def __init__(self, store, padded, rows):
+        self._store = store
+        self._padded = tuple(padded)
+        self._rows = rows
 
-    return initialize
+    def keys(self):
+        return self._store.keys()
+
+    def __len__(self):
+        return len(self._store.keys())
+
+    def __setitem__(self, key, value):
+        has_padding = tuple(value.shape) == self._padded
+        self._store[key] = np.asarray(value)[: self._rows] if has_padding else value
+
+    def __getitem__(self, key):
+        value = self._store[key]
+        if tuple(value.shape) != (self._rows, *self._padded[1:]):
+            return value
+        return np.pad(value, [(0, self._padded[0] - self._rows), *[(0, 0)] * (value.ndim - 1)])

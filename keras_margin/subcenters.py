@@ -28,7 +28,7 @@ def dominant_subcenters(head, embeddings, labels):
         of equally frequent ones.
     """
     _check_built(head)
-    centers = read(head.centers)
+    centers = read(head.centers)[: head.num_classes * head.num_subcenters]
     if head.normalize_centers:
         centers = l2_normalize(centers)
     centers = ops.reshape(centers, (head.num_classes, head.num_subcenters, -1))
@@ -106,7 +106,8 @@ def collapsed(head, dominant):
     new = type(head).from_config({**head.get_config(), **changed})
     new.centers_regularizer = head.centers_regularizer
     new.build((None, head.centers.shape[1]))
-    grouped = ops.convert_to_numpy(head.centers).reshape(head.num_classes, head.num_subcenters, -1)
+    centers = ops.convert_to_numpy(head.centers)[: head.num_classes * head.num_subcenters]
+    grouped = centers.reshape(head.num_classes, head.num_subcenters, -1)
     for old_variable, new_variable in zip(head.variables, new.variables, strict=True):
         if new_variable is new.centers:
             new_variable.assign(grouped[range(head.num_classes), dominant])

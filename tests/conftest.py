@@ -1,16 +1,23 @@
-"""What all tests share: one seed, and the three ways in which TensorFlow runs a function."""
+"""What all tests share: one seed, and the ways in which the backend runs a function."""
 
 import random
 
+import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
-RUNS = {
-    "eager": lambda function: function,
-    "graph": tf.function,
-    "xla": lambda function: tf.function(function, jit_compile=True),
-}
+if keras.backend.backend() == "jax":
+    import jax
+
+    RUNS = {"eager": lambda function: function, "jit": jax.jit}
+else:
+    import tensorflow as tf
+
+    RUNS = {
+        "eager": lambda function: function,
+        "graph": tf.function,
+        "xla": lambda function: tf.function(function, jit_compile=True),
+    }
 
 
 @pytest.fixture(autouse=True)
