@@ -6,6 +6,7 @@ import re
 import numpy as np
 
 from keras_margin.batches import balanced_batches as balanced_batches
+from keras_margin.padding import pad_last_batch as pad_last_batch
 
 IMAGE_SUFFIXES = (
     *(".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp"),

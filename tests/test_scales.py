@@ -316,7 +316,7 @@ def test_scheduled_scale_config_round_trip():
     np.testing.assert_allclose(again.current(), 40.0, rtol=1e-6)
 
 
-@pytest.mark.parametrize("initial", [PolynomialDecay(16.0, 6), "9", None, True], ids=str)
+@pytest.mark.parametrize("initial", [PolynomialDecay(16.0, 6), "9", None, True])
 def test_learned_scale_starts_at_a_number(initial):
     message = (
         "`initial` must be a number: the scale is learned from there, and follows no schedule. "

@@ -83,7 +83,6 @@ def test_a_number_per_class_out_of_range(value):
         np.array([[0.1, 0.2]]),
         np.array(0.1),
     ],
-    ids=str,
 )
 def test_other_kinds(value):
     message = (
