@@ -1,0 +1,191 @@
+"""Trains over several processes or hosts with `keras.distribution`, on Keras' JAX backend.
+
+    python examples/train_multihost.py                    two processes on this machine, on the CPU
+    python examples/train_multihost.py --processes 1      the same losses from one
+
+On a cluster, one command a host, the same on all but for the number of the process:
+
+    python examples/train_multihost.py --coordinator host0:5000 --processes 4 --process-id 0
+
+The devices form a mesh: the batch is shared out over its rows, the classes over its columns. By
+default a row is the devices of a process, so that centres travel inside a host alone. Every process
+reads its own rows of every batch.
+"""
+
+import argparse
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+
+def parse_arguments(arguments=None):
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--processes", type=int, default=2, help="in all (default: 2)")
+    parser.add_argument(
+        "--coordinator",
+        metavar="HOST:PORT",
+        help="address of process 0; without it all processes are started on this machine",
+    )
+    parser.add_argument("--process-id", type=int, help="of this process, from 0")
+    parser.add_argument(
+        "--cpu-devices",
+        type=int,
+        metavar="N",
+        help="virtual CPU devices of each process, in place of GPUs (default: as many as make four "
+        "in all; on a cluster, the GPUs)",
+    )
+    parser.add_argument(
+        "--mesh",
+        type=int,
+        nargs=2,
+        metavar=("BATCH", "CLASSES"),
+        help="shares of the batch and of the classes (default: processes, devices of a process)",
+    )
+    parser.add_argument("--dataset", default="mnist_5k", help="as in train.py")
+    parser.add_argument("--head", default="AdaCos", help="a head of keras_margin (default: AdaCos)")
+    parser.add_argument("--epochs", type=int, default=3, help="default: 3")
+    parser.add_argument("--batch-size", type=int, default=64, help="of all processes (default: 64)")
+    parser.add_argument("--seed", type=int, default=0, help="default: 0")
+    parser.add_argument("--out", type=Path, default=Path("runs/multihost"))
+    options = parser.parse_args(arguments)
+    for name in ("processes", "cpu_devices", "epochs", "batch_size"):
+        value = getattr(options, name)
+        if value is not None and value < 1:
+            parser.error(f"--{name.replace('_', '-')} must be at least 1. Received: {value}")
+    if (options.coordinator is None) != (options.process_id is None):
+        parser.error("--coordinator and --process-id belong together")
+    if options.process_id is not None and not 0 <= options.process_id < options.processes:
+        parser.error(
+            f"--process-id must be from 0 to {options.processes - 1}. "
+            f"Received: {options.process_id}"
+        )
+    return options
+
+
+def start_here(options):
+    """Starts all processes on this machine; the first one that fails ends the others."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    devices = options.cpu_devices or max(1, 4 // options.processes)
+    command = [sys.executable, __file__, *sys.argv[1:], "--coordinator", f"127.0.0.1:{port}"]
+    command += ["--cpu-devices", str(devices), "--process-id"]
+    running = [subprocess.Popen([*command, str(i)]) for i in range(options.processes)]
+    try:
+        while any(process.poll() is None for process in running):
+            if any(process.poll() for process in running):
+                break
+            time.sleep(0.1)
+    finally:
+        for process in running:
+            process.terminate()
+    return max(abs(process.wait()) if process.returncode != -15 else 0 for process in running)
+
+
+def train(options):
+    """What each process does."""
+    os.environ["KERAS_BACKEND"] = "jax"
+    if options.cpu_devices:
+        os.environ["JAX_PLATFORMS"] = "cpu"
+        flag = f"--xla_force_host_platform_device_count={options.cpu_devices}"
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}"
+    import jax
+
+    if options.cpu_devices:
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    import keras
+
+    if options.processes > 1:
+        keras.distribution.initialize(options.coordinator, options.processes, options.process_id)
+    # Only now: what follows makes arrays, and these must know all devices.
+    from backbones import small_cnn
+    from image_sets import load, split
+
+    import keras_margin
+
+    is_first = jax.process_index() == 0
+    shape = options.mesh or (options.processes, jax.local_device_count())
+    devices = keras.distribution.list_devices()
+    if shape[0] * shape[1] != len(devices):
+        sys.exit(f"train_multihost.py: error: --mesh has {shape}, there are {len(devices)} devices")
+    if options.batch_size % shape[0]:
+        sys.exit(f"train_multihost.py: error: --batch-size is no multiple of {shape[0]}")
+    mesh = keras.distribution.DeviceMesh(shape, ["batch", "model"], devices)
+    keras.distribution.set_distribution(
+        keras.distribution.ModelParallel(
+            layout_map=keras_margin.distribution.class_parallel_layout(mesh),
+            batch_dim_name="batch",
+            auto_shard_dataset=False,  # each process reads its own rows
+        )
+    )
+
+    data = split(load(options.dataset), unseen=0, seed=options.seed)
+    keras.utils.set_random_seed(options.seed)  # the same weights in every process
+    head = getattr(keras_margin, options.head)(len(data.train_names), seed=options.seed)
+    model = keras_margin.EmbeddingModel(small_cnn(data.train_images.shape[1:]), head)
+    model.compile(keras.optimizers.AdamW(2e-3, weight_decay=1e-4))
+    batches = rows_of_this_process(options, data, mesh)
+    verbose = 2 if is_first else 0
+    history = model.fit(batches, epochs=options.epochs, shuffle=False, verbose=verbose).history
+    if is_first:
+        print(*(f"loss {loss:.6f}" for loss in history["loss"]), sep="\n", flush=True)
+        options.out.mkdir(parents=True, exist_ok=True)
+        model.encoder.save(options.out / "encoder.keras")
+        print(f"Written to {options.out}: encoder.keras", flush=True)
+    if options.processes > 1:
+        jax.distributed.shutdown()
+
+
+def rows_of_this_process(options, data, mesh):
+    """A PyDataset: of every batch of all processes the rows that this one's devices take."""
+    import jax
+    import keras
+    import numpy as np
+
+    here = [
+        device.process_index == jax.process_index() for device in mesh.backend_mesh.devices.flat
+    ]
+    parts = np.flatnonzero(np.reshape(here, mesh.shape).any(axis=1))
+    per_part = options.batch_size // mesh.shape[0]
+    mine = np.concatenate([np.arange(part * per_part, (part + 1) * per_part) for part in parts])
+
+    class Rows(keras.utils.PyDataset):
+        """The order depends on (seed, epoch) alone: the same in every process."""
+
+        def __init__(self):
+            super().__init__()
+            self._epoch = 0
+            self._mix()
+
+        def _mix(self):
+            order = np.random.default_rng([options.seed, self._epoch])
+            self._order = order.permutation(len(data.train_images))
+
+        def __len__(self):
+            return len(self._order) // options.batch_size
+
+        def __getitem__(self, index):
+            rows = self._order[index * options.batch_size + mine]
+            return data.train_images[rows], data.train_labels[rows]
+
+        def on_epoch_end(self):
+            self._epoch += 1
+            self._mix()
+
+    return Rows()
+
+
+def main(arguments=None):
+    options = parse_arguments(arguments)
+    if options.coordinator is None:
+        return start_here(options)
+    train(options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
