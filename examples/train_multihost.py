@@ -81,10 +81,11 @@ def start_here(options):
             if any(process.poll() for process in running):
                 break
             time.sleep(0.1)
+        return 1 if any(process.poll() for process in running) else 0
     finally:
         for process in running:
             process.terminate()
-    return max(abs(process.wait()) if process.returncode != -15 else 0 for process in running)
+            process.wait()
 
 
 def train(options):

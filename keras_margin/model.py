@@ -223,9 +223,8 @@ class EmbeddingModel(WholeFiles):
             self.head.counted(np.asarray(y))
 
     def _check_class_weight(self, x, class_weight):
-        if class_weight is None or self.head.ignore_class is None or hasattr(x, "shape"):
-            return
-        if type(x).__module__.startswith("tensorflow"):
+        is_dataset = hasattr(x, "element_spec")  # of tf.data
+        if is_dataset and class_weight is not None and self.head.ignore_class is not None:
             raise ValueError(
                 "Keras cannot look up the class weight of an ignored row in a tf.data.Dataset: let "
                 "the dataset give (x, y, sample_weight). Received: class_weight with "

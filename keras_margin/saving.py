@@ -11,7 +11,7 @@ _SEED = "seed_generator_"
 
 
 class WholeFiles(keras.Model):
-    """Mixin of a Keras model: `save` and `save_weights` write a temporary file, then rename it.
+    """Base of `EmbeddingModel`: `save` and `save_weights` write a temporary file, then rename it.
 
     Keras writes the final path directly: a full disk or a killed process leaves a torn file there.
     What `keras.random.SeedGenerator`s of the layers have drawn so far is saved too, which Keras

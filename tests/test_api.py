@@ -64,7 +64,12 @@ def imports(module):
 
 @pytest.mark.parametrize("module", ["verification", "retrieval", "plots", "datasets"])
 def test_evaluation_never_imports_heads(module):
-    assert imports(module) <= {"batches", "retrieval", "verification"}
+    assert imports(module) <= {"batches", "padding", "retrieval", "verification"}
+
+
+@pytest.mark.parametrize("module", ["batches", "padding"])
+def test_batches_need_nothing_but_checks(module):
+    assert imports(module) == {"checks"}
 
 
 @pytest.mark.parametrize(
