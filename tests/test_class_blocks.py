@@ -518,6 +518,21 @@ def test_a_pass_for_statistics_alone_keeps_nothing():
         np.testing.assert_allclose(got, want, rtol=1e-6)
 
 
+@pytest.mark.parametrize("num_classes", [8192, 131_072, 1_000_000])
+def test_blocks_chosen_by_themselves_do_not_have_rows_of_whole_cache_pages(num_classes):
+    """Where 4096 floats follow each other, a column of them shares few lines of the cache."""
+    w = keras.KerasTensor((num_classes, DIM), "float32")
+    shared = {"num_subcenters": 1, "product_dtype": None, "normalize_centers": True}
+    for rows in (1024, 4096):
+        x = keras.KerasTensor((rows, DIM), "float32")
+        form, _ = nontarget.choose_form(x, w, chunk_size=None, **shared)
+        assert form.keeps_cosines is (rows * num_classes <= 2**25)
+        assert 1024 <= form.size < num_classes
+        assert form.size % 512
+    form, _ = nontarget.choose_form(x, w, chunk_size=4096, **shared)
+    assert form.size <= 4096  # never more than was asked for
+
+
 @every_classifier
 def test_every_head_hands_its_chunk_size_on(monkeypatch, entry):
     """Each pass over the classes, in training and in evaluation."""
