@@ -9,7 +9,8 @@ On a cluster, one command a host, the same on all but for the number of the proc
 
 The devices form a mesh: the batch is shared out over its rows, the classes over its columns. By
 default a row is the devices of a process, so that centres travel inside a host alone. Every process
-reads its own rows of every batch.
+reads its own rows of every batch, and writes its own shards of every checkpoint: the same command
+again goes on after the last one.
 """
 
 import argparse
@@ -19,6 +20,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+
+IGNORED = -1  # the label of rows that fill a batch up
 
 
 def parse_arguments(arguments=None):
@@ -52,6 +55,13 @@ def parse_arguments(arguments=None):
     parser.add_argument("--batch-size", type=int, default=64, help="of all processes (default: 64)")
     parser.add_argument("--seed", type=int, default=0, help="default: 0")
     parser.add_argument("--out", type=Path, default=Path("runs/multihost"))
+    parser.add_argument(
+        "--checkpoints",
+        type=Path,
+        metavar="DIR",
+        help="write one after each epoch there, on a file system of all hosts (needs "
+        "orbax-checkpoint), and go on after the last one that is there",
+    )
     options = parser.parse_args(arguments)
     for name in ("processes", "cpu_devices", "epochs", "batch_size"):
         value = getattr(options, name)
@@ -127,14 +137,29 @@ def train(options):
 
     data = split(load(options.dataset), unseen=0, seed=options.seed)
     keras.utils.set_random_seed(options.seed)  # the same weights in every process
-    head = getattr(keras_margin, options.head)(len(data.train_names), seed=options.seed)
+    make_head = getattr(keras_margin, options.head)
+    head = make_head(len(data.train_names), ignore_class=IGNORED, seed=options.seed)
     model = keras_margin.EmbeddingModel(small_cnn(data.train_images.shape[1:]), head)
     model.compile(keras.optimizers.AdamW(2e-3, weight_decay=1e-4))
-    batches = rows_of_this_process(options, data, mesh)
-    verbose = 2 if is_first else 0
-    history = model.fit(batches, epochs=options.epochs, shuffle=False, verbose=verbose).history
+
+    first_epoch, callbacks = 0, []
+    if options.checkpoints:
+        first_epoch, callbacks = go_on(model, options.checkpoints)
+    Rows = rows_of_this_process(options.batch_size, mesh)
+    history = model.fit(
+        Rows(data.train_images, data.train_labels, options.seed, first_epoch),
+        initial_epoch=first_epoch,
+        epochs=options.epochs,
+        shuffle=False,
+        callbacks=callbacks,
+        verbose=2 if is_first else 0,
+    ).history
+    test = model.evaluate(
+        Rows(data.test_images, data.test_labels), return_dict=True, verbose=0
+    )  # of all processes together
     if is_first:
-        print(*(f"loss {loss:.6f}" for loss in history["loss"]), sep="\n", flush=True)
+        print(*(f"loss {loss:.6f}" for loss in history.get("loss", ())), sep="\n")
+        print(f"test loss {test['loss']:.6f}, accuracy {test['accuracy']:.4f}", flush=True)
         options.out.mkdir(parents=True, exist_ok=True)
         model.encoder.save(options.out / "encoder.keras")
         print(f"Written to {options.out}: encoder.keras", flush=True)
@@ -142,43 +167,69 @@ def train(options):
         jax.distributed.shutdown()
 
 
-def rows_of_this_process(options, data, mesh):
-    """A PyDataset: of every batch of all processes the rows that this one's devices take."""
+def go_on(model, folder):
+    """The epoch to begin with, after the last checkpoint, and the callback that writes them."""
+    import keras
+
+    from keras_margin import checkpoints
+
+    # While it is being written, a checkpoint has another name.
+    done = sorted(path for path in folder.glob("epoch-*") if path.name[6:].isdigit())
+    if done:
+        checkpoints.restore(model, done[-1])
+
+    def save(epoch, logs):
+        checkpoints.save(model, folder / f"epoch-{epoch + 1:04}")
+
+    first_epoch = int(done[-1].name[6:]) if done else 0
+    return first_epoch, [keras.callbacks.LambdaCallback(on_epoch_end=save)]
+
+
+def rows_of_this_process(batch_size, mesh):
+    """A PyDataset class: of every batch of all processes the rows that this one's devices take."""
     import jax
     import keras
     import numpy as np
+
+    from keras_margin.datasets import pad_last_batch
 
     here = [
         device.process_index == jax.process_index() for device in mesh.backend_mesh.devices.flat
     ]
     parts = np.flatnonzero(np.reshape(here, mesh.shape).any(axis=1))
-    per_part = options.batch_size // mesh.shape[0]
+    per_part = batch_size // mesh.shape[0]
     mine = np.concatenate([np.arange(part * per_part, (part + 1) * per_part) for part in parts])
 
     class Rows(keras.utils.PyDataset):
-        """The order depends on (seed, epoch) alone: the same in every process."""
+        """With a seed, in an order that depends on (seed, epoch): the same in every process."""
 
-        def __init__(self):
+        def __init__(self, images, labels, seed=None, epoch=0):
             super().__init__()
-            self._epoch = 0
+            self._images, self._labels = images, labels
+            self._seed, self._epoch = seed, epoch
             self._mix()
 
         def _mix(self):
-            order = np.random.default_rng([options.seed, self._epoch])
-            self._order = order.permutation(len(data.train_images))
+            order = np.arange(len(self._labels))
+            if self._seed is not None:
+                order = np.random.default_rng([self._seed, self._epoch]).permutation(order)
+            cuts = [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
+            batches = [(rows, self._labels[rows]) for rows in cuts]
+            # Devices share out every batch evenly, the last one too.
+            self._batches = pad_last_batch(batches, batch_size, ignore_class=IGNORED)
 
         def __len__(self):
-            return len(self._order) // options.batch_size
+            return len(self._batches)
 
         def __getitem__(self, index):
-            rows = self._order[index * options.batch_size + mine]
-            return data.train_images[rows], data.train_labels[rows]
+            rows, labels = self._batches[index]
+            return self._images[rows[mine]], labels[mine]
 
         def on_epoch_end(self):
             self._epoch += 1
             self._mix()
 
-    return Rows()
+    return Rows
 
 
 def main(arguments=None):

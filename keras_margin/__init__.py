@@ -2,6 +2,7 @@
 
 from keras_margin import (
     callbacks,
+    checkpoints,
     datasets,
     distribution,
     margins,
@@ -47,6 +48,7 @@ __all__ = [
     "SphereFace",
     "SphereFace2",
     "callbacks",
+    "checkpoints",
     "datasets",
     "distribution",
     "margins",

@@ -355,14 +355,20 @@ class MarginHead(keras.layers.Layer):
     # What Keras asks.
 
     def save_own_variables(self, store):
-        super().save_own_variables(self.without_padding(store))
+        super().save_own_variables(self._without_padding(store))
 
     def load_own_variables(self, store):
-        super().load_own_variables(self.without_padding(store))
+        super().load_own_variables(self._without_padding(store))
 
-    def without_padding(self, store):
-        """A file's store that holds no padding of the centres."""
-        return self.shards.store(store, self.centers.shape, self._rows)
+    def _without_padding(self, store):
+        own = [*self._trainable_variables, *self._non_trainable_variables]
+        return self.without_padding(store, own, [self.centers])
+
+    def without_padding(self, store, variables, with_padding):
+        """A file's store of `variables` that holds no padding of those `with_padding`."""
+        known = {id(variable) for variable in with_padding}
+        keys = {str(i) for i, variable in enumerate(variables) if id(variable) in known}
+        return self.shards.store(store, keys, self.centers.shape[0], self._rows)
 
     def compute_output_shape(self, embeddings_shape, labels_shape=None):
         return (embeddings_shape[0], self.num_classes)

@@ -11,7 +11,12 @@ from keras_margin.distribution import global_sum, num_replicas, shares_can_be_em
 from keras_margin.files import written_whole
 from keras_margin.monitoring import LastValue, Watch
 from keras_margin.plain_models import PlainModels, embeddings_shape_of, graph_of
-from keras_margin.row_updates import check_optimizer, put_back_other_rows, update_rows_only
+from keras_margin.row_updates import (
+    check_optimizer,
+    put_back_other_rows,
+    slots_of,
+    update_rows_only,
+)
 from keras_margin.sampling import rows_of_step
 from keras_margin.saving import WholeFiles
 
@@ -110,10 +115,15 @@ class EmbeddingModel(WholeFiles):
 
     def _save_slots_without_padding(self):
         """As the head saves its centres, so the optimizer saves what belongs to them."""
-        save, load = self.optimizer.save_own_variables, self.optimizer.load_own_variables
-        of_head = self.head.without_padding
-        self.optimizer.save_own_variables = lambda store: save(of_head(store))
-        self.optimizer.load_own_variables = lambda store: load(of_head(store))
+        optimizer, head = self.optimizer, self.head
+        save, load = optimizer.save_own_variables, optimizer.load_own_variables
+
+        def slots(store):
+            of_centers = slots_of(optimizer, head.centers)
+            return head.without_padding(store, optimizer.variables, of_centers)
+
+        optimizer.save_own_variables = lambda store: save(slots(store))
+        optimizer.load_own_variables = lambda store: load(slots(store))
 
     @property
     def _samples(self):

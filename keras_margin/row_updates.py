@@ -103,6 +103,16 @@ def _slots_as_rows(optimizer, index, rows):
             each[index] = variable
 
 
+def slots_of(optimizer, variable):
+    """The optimizer's variables that are of the shape of a trained one and belong to it."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    if not inner.built or inner._var_key(variable) not in inner._trainable_variables_indices:
+        return []
+    index = inner._get_variable_index(variable)
+    found = [each[index] for each in _slots(inner, index)]
+    return [slot for slot in found if slot.shape == variable.shape]
+
+
 def _slots(optimizer, index):
     """The optimizer's lists that have one variable for each trained variable."""
     known = {id(variable) for variable in optimizer.variables}
@@ -185,9 +195,7 @@ def put_back_other_rows(optimizer, centers, rows, *states):
     Returns:
         The lists of values after, one a state.
     """
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    index = inner._get_variable_index(centers)
-    by_row = {id(centers), *(id(each[index]) for each in _slots(inner, index))}
+    by_row = {id(variable) for variable in (centers, *slots_of(optimizer, centers))}
     moves = ops.scatter(ops.expand_dims(rows, 1), ops.ones_like(rows), (centers.shape[0],)) > 0
     moves = ops.expand_dims(moves, 1)
     return [

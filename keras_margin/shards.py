@@ -26,7 +26,7 @@ class Alone:
     def initializer(self, initializer, rows):
         return initializer
 
-    def store(self, store, padded, rows):
+    def store(self, store, keys, padded, rows):
         return store
 
     def of_batch(self, batch, num_classes):
@@ -76,16 +76,11 @@ class Shards(NamedTuple):
 
     def initializer(self, initializer, rows):
         """As `initializer` for the first `rows`, and zeros behind: these never win or move."""
+        return _WithPadding(initializer, rows)
 
-        def initialize(shape, dtype=None):
-            values = initializer((rows, *shape[1:]), dtype=dtype)
-            return ops.pad(values, [(0, shape[0] - rows), *[(0, 0)] * (len(shape) - 1)])
-
-        return initialize
-
-    def store(self, store, padded, rows):
-        """A file's store that holds the first `rows` of variables of the shape `padded`."""
-        return _WithoutPadding(store, padded, rows)
+    def store(self, store, keys, padded, rows):
+        """A file's store that holds, of the arrays `keys` of `padded` rows, the first `rows`."""
+        return _WithoutPadding(store, keys, padded, rows)
 
     def of_batch(self, batch, num_classes):
         """For a pass over `num_classes`; rows that the devices cannot share go to all of them."""
@@ -177,12 +172,25 @@ def shards_of(path):
     )
 
 
+class _WithPadding:
+    """An initializer. Keras compiles `__call__` of large ones, which a function's refuses."""
+
+    def __init__(self, initializer, rows):
+        self._initializer = initializer
+        self._rows = rows
+
+    def __call__(self, shape, dtype=None):
+        values = self._initializer((self._rows, *shape[1:]), dtype=dtype)
+        return ops.pad(values, [(0, shape[0] - self._rows), *[(0, 0)] * (len(shape) - 1)])
+
+
 class _WithoutPadding:
     """A mapping of keys to arrays, where rows of zeros come and go on the way."""
 
-    def __init__(self, store, padded, rows):
+    def __init__(self, store, keys, padded, rows):
         self._store = store
-        self._padded = tuple(padded)
+        self._with_padding = keys
+        self._padded = padded
         self._rows = rows
 
     def keys(self):
@@ -192,11 +200,11 @@ class _WithoutPadding:
         return len(self._store.keys())
 
     def __setitem__(self, key, value):
-        has_padding = tuple(value.shape) == self._padded
+        has_padding = key in self._with_padding
         self._store[key] = np.asarray(value)[: self._rows] if has_padding else value
 
     def __getitem__(self, key):
         value = self._store[key]
-        if tuple(value.shape) != (self._rows, *self._padded[1:]):
-            return value
-        return np.pad(value, [(0, self._padded[0] - self._rows), *[(0, 0)] * (value.ndim - 1)])
+        if key not in self._with_padding or value.shape[0] != self._rows:
+            return value  # Keras says what is wrong with another shape
+        return np.pad(value, [(0, self._padded - self._rows), *[(0, 0)] * (value.ndim - 1)])

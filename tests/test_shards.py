@@ -196,6 +196,52 @@ def test_files_do_not_care_how_many_devices_there_are(tmp_path):
     assert [36, 4] not in shapes
 
 
+SAME_SHAPE = """
+    def model_of_same_shape(classes):
+        kernel = keras.initializers.RandomNormal(seed=0)
+        layers = [keras.layers.Dense(n, kernel_initializer=kernel) for n in (12, DIM, 10, DIM)]
+        backbone = keras.Sequential([keras.Input((6,)), *layers])
+        model = km.EmbeddingModel(backbone, HEADS["ArcFace"](classes))
+        model.compile(keras.optimizers.Adam(0.01, epsilon=0.1))
+        return model
+
+    use_mesh((2, 4))
+    model = model_of_same_shape(10)
+    fit(model, 10)
+    model.save("model.keras")
+    straight = fit(model, 10)
+    use_one_device()
+    print(json.dumps([straight, fit(keras.saving.load_model("model.keras"), 10)]))
+"""
+
+
+def test_files_leave_other_weights_of_the_same_shape_alone(tmp_path):
+    """12 centres of which 2 are padding, beside kernels of (12, 4) and (10, 4)."""
+    straight, later = run(SAME_SHAPE, {}, tmp_path)
+    np.testing.assert_allclose(later, straight, rtol=1e-5)
+
+
+LARGE_START = """
+    DIM, centers = 16, []
+    for shape in (None, (2, 4)):
+        use_one_device() if shape is None else use_mesh(shape)
+        head = HEADS["ArcFace"](given["classes"])
+        head.build((None, DIM))
+        centers.append(np.asarray(head.centers))
+    one, shared = centers
+    rows = given["classes"]
+    np.testing.assert_allclose(shared[:rows], one, rtol=1e-6)
+    print(json.dumps([len(shared), float(np.abs(shared[rows:]).max())]))
+"""
+
+
+@pytest.mark.long
+def test_centers_that_are_made_where_they_lie_are_those_of_one_device(tmp_path):
+    """From 250 MB on all devices together on, Keras compiles the initializer."""
+    rows, padding = run(LARGE_START, {"classes": 600_003}, tmp_path)
+    assert (rows, padding) == (600_004, 0.0)
+
+
 LARGE = """
     classes, results = given["classes"], {}
     for name in given["heads"]:

@@ -1,0 +1,126 @@
+"""Checkpoints by shards: in a process of its own with eight virtual CPU devices."""
+
+import numpy as np
+import pytest
+from test_shards import run
+
+import keras_margin as km
+
+HELPERS = """
+    from pathlib import Path
+    from keras_margin import checkpoints
+
+    def on(shape):
+        use_one_device() if shape is None else use_mesh(shape)
+
+    def message_of(function, *arguments):
+        try:
+            function(*arguments)
+        except (ValueError, FileExistsError) as error:
+            return type(error).__name__ + ": " + str(error)
+
+    def memory(name):
+        lines = open("/proc/self/status").read().splitlines()
+        return int(next(line for line in lines if line.startswith(name)).split()[1]) * 1024
+"""
+
+GOES_ON = """
+    classes, goes_on, padding = given["classes"], {}, 0.0
+    use_mesh((2, 4))
+    model = model_of("subcenters", classes, "Adam")
+    fit(model, classes)
+    checkpoints.save(model, "shards")
+    straight = fit(model, classes)
+    for shape in (None, (1, 2), (1, 3), (4, 2)):
+        on(shape)
+        loaded = checkpoints.load_model("shards")
+        rows = loaded.head.num_classes * loaded.head.num_subcenters
+        padding = max(padding, np.abs(loaded.head.centers[rows:]).max(initial=0.0))
+        goes_on[str(shape)] = fit(loaded, classes)
+        other = model_of("subcenters", classes, "Adam")
+        fit(other, classes)
+        checkpoints.restore(other, "shards")
+        goes_on[f"restored {shape}"] = fit(other, classes)
+    use_one_device()
+    checkpoints.load_model("shards").save("whole.keras")
+    goes_on["file"] = fit(keras.saving.load_model("whole.keras"), classes)
+    print(json.dumps([straight, goes_on, float(padding)]))
+"""
+
+
+def test_a_run_goes_on_from_shards_on_any_number_of_devices(tmp_path):
+    """10 classes of 3 sub-centres: 36 rows on 4 devices, 30 on one or two."""
+    pytest.importorskip("orbax.checkpoint")
+    straight, goes_on, padding = run(HELPERS + GOES_ON, {"classes": 10}, tmp_path)
+    assert len(goes_on) == 9
+    for losses in goes_on.values():
+        np.testing.assert_allclose(losses, straight, rtol=1e-5)
+    assert padding == 0.0
+
+
+REFUSED = """
+    use_mesh((2, 4))
+    model = model_of("ArcFace", 10)
+    checkpoints.save(model, "shards")
+    found = {
+        "taken": message_of(checkpoints.save, model, "shards"),
+        "absent": message_of(checkpoints.load_model, "nothing"),
+        "11 classes": message_of(checkpoints.restore, model_of("ArcFace", 11), "shards"),
+        "optimizer": message_of(checkpoints.restore, model_of("ArcFace", 10, "Adam"), "shards"),
+        "not built": message_of(
+            checkpoints.save, km.EmbeddingModel(keras.layers.Dense(3), km.ArcFace(3)), "other"
+        ),
+    }
+    files = [path for path in Path("shards").rglob("*") if path.is_file()]
+    largest = max(files, key=lambda path: path.stat().st_size)
+    whole = largest.read_bytes()
+    largest.write_bytes(whole[: len(whole) // 2])
+    found["cut short"] = message_of(checkpoints.restore, model, "shards")
+    largest.unlink()
+    found["lost"] = message_of(checkpoints.restore, model, "shards")
+    print(json.dumps(found))
+"""
+
+
+def test_what_cannot_be_restored_is_named(tmp_path):
+    pytest.importorskip("orbax.checkpoint")
+    found = run(HELPERS + REFUSED, {}, tmp_path)
+    assert found["taken"].startswith("FileExistsError: `directory` must be a new folder")
+    assert "has shape (11, 4) here and (10, 4) there" in found["11 classes"]
+    assert "of another model or optimizer" in found["optimizer"]
+    assert "The model must be built" in found["not built"]
+    for name, folder in (("absent", "nothing"), ("cut short", "shards"), ("lost", "shards")):
+        assert found[name].startswith("ValueError: There is no whole checkpoint"), found[name]
+        assert f"{tmp_path.name}/{folder}'" in found[name]
+
+
+MEMORY = """
+    use_mesh((2, 4))
+    checkpoints.save(model_of("ArcFace", 10), "warm-up")
+    DIM = 64
+    model = model_of("ArcFace", given["classes"])
+    fit(model, given["classes"])
+    one = model.head.centers.value.addressable_shards[0].data.nbytes
+    open("/proc/self/clear_refs", "w").write("5")
+    before = memory("VmRSS")
+    checkpoints.save(model, "shards")
+    extra = memory("VmHWM") - before
+    written = sum(path.stat().st_size for path in Path("shards").rglob("*") if path.is_file())
+    print(json.dumps([extra, one, written]))
+"""
+
+
+@pytest.mark.long
+def test_no_more_than_a_shard_is_held_while_it_is_written(tmp_path):
+    """400 003 classes of 64 dimensions, and their momentum: 8 shards of 26 MB each."""
+    pytest.importorskip("orbax.checkpoint")
+    extra, one, written = run(HELPERS + MEMORY, {"classes": 400_003}, tmp_path)
+    assert one == 100_001 * 64 * 4
+    assert written > 2 * 4 * one  # each once, not once for every row of the mesh
+    assert written < 2 * 4 * one + 1e6
+    assert extra < one
+
+
+def test_tensorflow_is_told_to_use_save(tmp_path):
+    with pytest.raises(ValueError, match="use `model.save`. Received: backend='tensorflow'"):
+        km.checkpoints.save(None, tmp_path / "new")
