@@ -41,7 +41,10 @@ def save(model, directory):
             f"lost. Received: directory={str(directory)!r}"
         )
     arrays = {name: variable.value for name, variable in _variables(model).items()}
-    about = {"model": json.dumps(keras.saving.serialize_keras_object(model)), "rows": _rows(model)}
+    about = {
+        "model": json.dumps(keras.saving.serialize_keras_object(model)),
+        "rows": getattr(model.head, "num_rows", None),  # of the centres, without padding
+    }
     context = ocp.Context()
     # Compressed, copied or shared out anew the arrays would be in memory several times.
     context.array.saving.use_compression = False
@@ -92,7 +95,7 @@ def _read(model, directory):
     import jax
 
     ocp, variables = _orbax(), _variables(model)
-    rows, saved_rows = _rows(model), _about(directory)["rows"]
+    saved_rows = _about(directory)["rows"]
     with _naming(directory):
         saved = ocp.pytree_metadata(directory, checkpointable_name="arrays").metadata
     if saved.keys() != variables.keys():
@@ -105,7 +108,8 @@ def _read(model, directory):
     for name, variable in variables.items():
         here, there = tuple(variable.shape), tuple(saved[name].shape)
         if id(variable) in may_differ and there:  # in their padding
-            here, there = (rows, *here[1:]), (min(saved_rows or 0, there[0]), *there[1:])
+            here = (model.head.num_rows, *here[1:])
+            there = (min(saved_rows or 0, there[0]), *there[1:])
         if here != there:
             raise ValueError(
                 f"The checkpoint is of another model: {variable.path} has shape {here} here and "
@@ -139,12 +143,6 @@ def _with_padding(model):
         return []
     centers = model.head.centers
     return [centers, *(slots_of(model.optimizer, centers) if model.optimizer is not None else [])]
-
-
-def _rows(model):
-    """Of the centres, without padding; None for a head without classes."""
-    head = model.head
-    return None if head.num_classes is None else head.num_classes * head.num_subcenters
 
 
 def _bytes_here(array):

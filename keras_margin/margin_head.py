@@ -112,7 +112,7 @@ class MarginHead(keras.layers.Layer):
         self.focal_gamma = checked_number("focal_gamma", focal_gamma, 0.0)
         self.label_smoothing = checked_number("label_smoothing", label_smoothing, 0.0, below=1.0)
         self.seed = checked_seed(seed)
-        self._rows = self.num_classes * self.num_subcenters  # of centres, without padding
+        self.num_rows = self.num_classes * self.num_subcenters  # of centres, without padding
         if centers_initializer is None:
             centers_initializer = default_centers_initializer(self.seed)
         self.centers_initializer = keras.initializers.get(centers_initializer)
@@ -141,7 +141,7 @@ class MarginHead(keras.layers.Layer):
         self.centers = self.add_weight(
             name="centers",
             shape=(rows, embeddings_shape[-1]),
-            initializer=self.shards.initializer(self.centers_initializer, self._rows),
+            initializer=self.shards.initializer(self.centers_initializer, self.num_rows),
             regularizer=self.centers_regularizer,
             dtype=self.maths_dtype,
             autocast=False,
@@ -362,13 +362,7 @@ class MarginHead(keras.layers.Layer):
 
     def _without_padding(self, store):
         own = [*self._trainable_variables, *self._non_trainable_variables]
-        return self.without_padding(store, own, [self.centers])
-
-    def without_padding(self, store, variables, with_padding):
-        """A file's store of `variables` that holds no padding of those `with_padding`."""
-        known = {id(variable) for variable in with_padding}
-        keys = {str(i) for i, variable in enumerate(variables) if id(variable) in known}
-        return self.shards.store(store, keys, self.centers.shape[0], self._rows)
+        return self.shards.store(store, own, [self.centers], self.num_rows)
 
     def compute_output_shape(self, embeddings_shape, labels_shape=None):
         return (embeddings_shape[0], self.num_classes)

@@ -120,7 +120,7 @@ class EmbeddingModel(WholeFiles):
 
         def slots(store):
             of_centers = slots_of(optimizer, head.centers)
-            return head.without_padding(store, optimizer.variables, of_centers)
+            return head.shards.store(store, optimizer.variables, of_centers, head.num_rows)
 
         optimizer.save_own_variables = lambda store: save(slots(store))
         optimizer.load_own_variables = lambda store: load(slots(store))

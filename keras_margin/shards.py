@@ -26,7 +26,7 @@ class Alone:
     def initializer(self, initializer, rows):
         return initializer
 
-    def store(self, store, keys, padded, rows):
+    def store(self, store, variables, with_padding, rows):
         return store
 
     def of_batch(self, batch, num_classes):
@@ -78,9 +78,11 @@ class Shards(NamedTuple):
         """As `initializer` for the first `rows`, and zeros behind: these never win or move."""
         return _WithPadding(initializer, rows)
 
-    def store(self, store, keys, padded, rows):
-        """A file's store that holds, of the arrays `keys` of `padded` rows, the first `rows`."""
-        return _WithoutPadding(store, keys, padded, rows)
+    def store(self, store, variables, with_padding, rows):
+        """A file's store of `variables` that holds, of those `with_padding`, the first `rows`."""
+        padded = {id(variable): variable.shape[0] for variable in with_padding}
+        places = {str(i): padded.get(id(variable)) for i, variable in enumerate(variables)}
+        return _WithoutPadding(store, places, rows)
 
     def of_batch(self, batch, num_classes):
         """For a pass over `num_classes`; rows that the devices cannot share go to all of them."""
@@ -187,10 +189,9 @@ class _WithPadding:
 class _WithoutPadding:
     """A mapping of keys to arrays, where rows of zeros come and go on the way."""
 
-    def __init__(self, store, keys, padded, rows):
+    def __init__(self, store, padded, rows):
         self._store = store
-        self._with_padding = keys
-        self._padded = padded
+        self._padded = padded  # {key: rows with padding, None where there is none}
         self._rows = rows
 
     def keys(self):
@@ -200,11 +201,11 @@ class _WithoutPadding:
         return len(self._store.keys())
 
     def __setitem__(self, key, value):
-        has_padding = key in self._with_padding
+        has_padding = self._padded.get(key) is not None
         self._store[key] = np.asarray(value)[: self._rows] if has_padding else value
 
     def __getitem__(self, key):
-        value = self._store[key]
-        if key not in self._with_padding or value.shape[0] != self._rows:
+        value, padded = self._store[key], self._padded.get(key)
+        if padded is None or value.shape[0] != self._rows:
             return value  # Keras says what is wrong with another shape
-        return np.pad(value, [(0, self._padded - self._rows), *[(0, 0)] * (value.ndim - 1)])
+        return np.pad(value, [(0, padded - self._rows), *[(0, 0)] * (value.ndim - 1)])
