@@ -81,9 +81,10 @@ class MarginHead(keras.layers.Layer):
     (4, 10)
     """
 
-    # False in the heads that came before the cosine: vectors are compared as they are.
+    # False in heads from before the cosine: vectors are compared as they are.
     normalize_embeddings = normalize_centers = True
     shards = ALONE  # how the centres lie on devices, see `shards.py`
+    record_rows = None  # of `sampling.recorded_rows`
 
     def __init__(
         self,
@@ -276,10 +277,8 @@ class MarginHead(keras.layers.Layer):
     @property
     def _form(self):
         """How the centres are compared, the same in every pass over them."""
-        return {
-            "num_subcenters": self.num_subcenters,
-            "normalize_centers": self.normalize_centers,
-        }
+        number, unit = self.num_subcenters, self.normalize_centers
+        return {"num_subcenters": number, "normalize_centers": unit}
 
     def _statistics(self, directions, classes, scale, **wanted):
         """One pass over the classes of the step."""

@@ -17,7 +17,7 @@ from keras_margin.row_updates import (
     slots_of,
     update_rows_only,
 )
-from keras_margin.sampling import rows_of_step
+from keras_margin.sampling import recorded_rows
 from keras_margin.saving import WholeFiles
 
 
@@ -136,14 +136,17 @@ class EmbeddingModel(WholeFiles):
             return result
         (trained, others, slots, _), data = args
         logs, (new_trained, new_others, new_slots, metrics) = result
-        _, y, _ = keras.utils.unpack_x_y_sample_weight(data)
-        mapping = list(zip(self.non_trainable_variables, others, strict=True))
-        with keras.StatelessScope(state_mapping=mapping):
-            rows = rows_of_step(self.head, y)
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
+        variables = [*self.trainable_variables, *self.non_trainable_variables]
+        mapping = list(zip(variables, [*trained, *others], strict=True))
+        # Once more, for the rows alone: XLA leaves out what nothing depends on. A loss of your own
+        # may draw several samples, as mixup does.
+        with keras.StatelessScope(state_mapping=mapping), recorded_rows(self.head) as rows:
+            self.compute_loss(x, y, self(x, training=True), sample_weight, training=True)
         new_trained, new_slots = put_back_other_rows(
             self.optimizer,
             self.head.centers,
-            rows,
+            ops.concatenate(rows),
             (self.trainable_variables, trained, new_trained),
             (self.optimizer.variables, slots, new_slots),
         )

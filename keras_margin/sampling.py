@@ -5,6 +5,7 @@ the classes of the batch, and others drawn at random. The loss of a step is that
 the sample, without correction; margins, scales and their statistics see the sample alone.
 """
 
+import contextlib
 import math
 from typing import NamedTuple
 
@@ -60,6 +61,8 @@ def classes_of_step(head, found):
     # A row that does not count may have a class that is not there: it looks at any other.
     labels = ops.minimum(ops.searchsorted(sample, found.ids), ops.shape(sample)[0] - 1)
     rows = _rows_of(sample, head.num_subcenters)
+    if head.record_rows is not None:
+        head.record_rows(rows)
     centers, number = take_rows(head.centers, rows), ops.shape(sample)[0]
     if head.shards is not ALONE:
         spare = (head.shards.padded(number) - number) * head.num_subcenters
@@ -72,6 +75,17 @@ def rows_of_step(head, labels):
     """The rows of `head.centers` that the next training call will use, int32 (n,)."""
     found = class_ids(labels, head.num_classes, head.ignore_class)
     return _rows_of(_sample_of(head, found), head.num_subcenters)
+
+
+@contextlib.contextmanager
+def recorded_rows(head):
+    """A list that gets the rows of `head.centers` of each training call inside, int32 (n,)."""
+    rows = []
+    head.record_rows = rows.append
+    try:
+        yield rows
+    finally:
+        head.record_rows = None
 
 
 def _sample_of(head, found):

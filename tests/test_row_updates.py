@@ -1,6 +1,8 @@
 """Training on samples moves the rows of the sample, as Keras moves them, and no other row."""
 
+import inspect
 import re
+import textwrap
 
 import keras
 import numpy as np
@@ -456,12 +458,7 @@ def test_a_file_goes_on_as_if_nothing_had_happened(tmp_path, name):
 def test_jax_moves_the_same_rows_to_the_same_place(tmp_path):
     """JAX has no sparse gradients: Keras moves all rows, and the others are put back."""
     x, labels = data()
-    chosen = [
-        ("nesterov", "all"),
-        ("amsgrad", "global_clipnorm"),
-        ("AdamW", "all"),
-        ("Lion", "all"),
-    ]
+    chosen = [(name, "all") for name in OPTIMIZERS] + [("amsgrad", "global_clipnorm")]
     runs = []
     for name, option in chosen:
         model = model_of(optimizer_of(name, option))
@@ -511,3 +508,45 @@ def test_jax_moves_the_same_rows_to_the_same_place(tmp_path):
         for ours, theirs in zip(got, run["after"], strict=True):
             for one, other in zip(ours, theirs, strict=True):
                 np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+MIXUP = """
+    import json
+    import keras
+    import numpy as np
+    import keras_margin as km
+    from keras_margin.sampling import recorded_rows
+
+    given = json.load(open("given.json"))
+    x, labels = np.array(given["x"], "float32"), np.array(given["labels"])
+    backbone = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+    model = Mixup(backbone, km.ArcFace(30, 0.3, 8.0, sample_rate=0.2, seed=1))
+    model.set_weights([np.array(value) for value in given["before"]])
+    model.compile(keras.optimizers.SGD(0.03, momentum=0.9))
+    for i in range(0, len(x), 4):
+        with recorded_rows(model.head) as rows:
+            step = np.array(model.head.steps)
+            model.compute_loss(y=labels[i : i + 4], y_pred=np.ones((4, 3)))
+            model.head.steps.assign(step)
+        rows = np.unique(np.concatenate([np.array(each) for each in rows]))
+        before = np.array(model.head.centers)
+        model.train_on_batch(x[i : i + 4], labels[i : i + 4])
+        moved = (np.array(model.head.centers) != before).any(axis=1)
+        assert np.array_equal(np.flatnonzero(moved), rows)
+    print(json.dumps([np.array(value).tolist() for value in model.get_weights()]))
+"""
+
+
+def test_jax_moves_the_rows_of_both_samples_of_mixup(tmp_path):
+    x, labels = data()
+    backbone = keras.Sequential([keras.Input((4,)), keras.layers.Dense(DIM)])
+    model = Mixup(backbone, km.ArcFace(CLASSES, 0.3, 8.0, sample_rate=0.2, seed=1))
+    given = {"x": x.tolist(), "labels": labels.tolist()}
+    given["before"] = [value.tolist() for value in model.get_weights()]
+    model.compile(keras.optimizers.SGD(0.03, momentum=0.9))
+    for i in range(0, len(x), BATCH):
+        model.train_on_batch(x[i : i + BATCH], labels[i : i + BATCH])
+    cut = MIXUP.index("    given =")
+    code = MIXUP[:cut] + textwrap.indent(inspect.getsource(Mixup), "    ") + MIXUP[cut:]
+    for got, want in zip(on_jax(code, given, tmp_path), model.get_weights(), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
