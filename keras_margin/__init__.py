@@ -12,6 +12,7 @@ from keras_margin import (
     verification,
 )
 from keras_margin.adaptive_heads import AdaFace, CurricularFace, ElasticFace, MagFace
+from keras_margin.backend import warn_of_backend
 from keras_margin.heads import (
     AdaCos,
     AMSoftmax,
@@ -27,6 +28,8 @@ from keras_margin.model import EmbeddingModel
 from keras_margin.nontarget import nontarget_logsumexp
 from keras_margin.sphereface2 import SphereFace2
 from keras_margin.triplet import SemiHardTriplet
+
+warn_of_backend()
 
 __version__ = "0.1.0"
 

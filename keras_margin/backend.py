@@ -1,9 +1,32 @@
 """What `keras.ops` does not unify between TensorFlow and JAX. Replicas are in `distribution.py`."""
 
 import functools
+import warnings
 
 import keras
 from keras import ops
+
+TRAINS_ON = ("tensorflow", "jax")
+
+
+def warn_of_backend():
+    """Says at import what another backend is good for."""
+    if keras.backend.backend() not in TRAINS_ON:
+        warnings.warn(
+            f"Keras runs on the {keras.backend.backend()} backend. There keras_margin has "
+            "`verification`, `retrieval` and `plots`; heads, EmbeddingModel, callbacks and "
+            "checkpoints need KERAS_BACKEND=tensorflow or jax, set before Keras is imported.",
+            stacklevel=3,
+        )
+
+
+def check_backend():
+    """Raises `RuntimeError` where heads cannot be trained."""
+    if keras.backend.backend() not in TRAINS_ON:
+        raise RuntimeError(
+            "Heads and EmbeddingModel need Keras' TensorFlow or JAX backend: set KERAS_BACKEND "
+            f"before Keras is imported. Received: backend={keras.backend.backend()!r}"
+        )
 
 
 def custom_gradient(function):

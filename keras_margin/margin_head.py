@@ -4,7 +4,7 @@ import keras
 from keras import ops
 
 from keras_margin import subcenters
-from keras_margin.backend import is_concrete, read
+from keras_margin.backend import check_backend, is_concrete, read
 from keras_margin.checks import checked_count, checked_ignore_class, checked_number, checked_seed
 from keras_margin.class_blocks import best_subcenters, harden
 from keras_margin.distribution import global_sum, num_replicas
@@ -103,6 +103,7 @@ class MarginHead(keras.layers.Layer):
         seed=None,
         **kwargs,
     ):
+        check_backend()
         # autocast=False: mixed precision would round float labels and the embeddings' norms.
         super().__init__(autocast=False, **kwargs)
         self.num_classes = checked_count("num_classes", num_classes, smallest=2)

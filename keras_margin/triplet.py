@@ -4,7 +4,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_margin.backend import is_concrete
+from keras_margin.backend import check_backend, is_concrete
 from keras_margin.checks import check_rows, checked_ignore_class, checked_number
 from keras_margin.numerics import computation_dtype, l2_norm, l2_normalize
 
@@ -41,6 +41,7 @@ class SemiHardTriplet(keras.layers.Layer):
     num_classes = None  # EmbeddingModel asks: there is no accuracy to report
 
     def __init__(self, margin=0.2, *, ignore_class=None, **kwargs):
+        check_backend()
         super().__init__(autocast=False, **kwargs)
         self.margin = checked_number("margin", margin, 0.0)
         self.ignore_class = checked_ignore_class(ignore_class)
