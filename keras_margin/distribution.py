@@ -106,6 +106,32 @@ def shares_can_be_empty(x, batch_size, replicas):
     return last > 0 and -(-last // replicas) * (replicas - 1) >= last
 
 
+def check_processes(strategy, method):
+    """Refuses a `MultiWorkerMirroredStrategy` of several processes: Keras 3 cannot share a batch.
+
+    Args:
+        strategy: of the model, or None.
+        method: name of the method that would run under it.
+
+    Raises:
+        NotImplementedError: the strategy has replicas in other processes.
+    """
+    if keras.backend.backend() != "tensorflow":
+        return
+    import tensorflow as tf
+
+    if not isinstance(strategy, tf.distribute.MultiWorkerMirroredStrategy):
+        return
+    here, everywhere = len(strategy.extended.worker_devices), strategy.num_replicas_in_sync
+    if here < everywhere:
+        raise NotImplementedError(
+            f"Keras 3's `{method}` does not support a MultiWorkerMirroredStrategy of several "
+            "processes: run `model.train_step` by `strategy.run` in a loop of your own (see "
+            "docs/many-devices.md), or train over several hosts as examples/train_multihost.py "
+            f"does. Received: {here} of {everywhere} replicas in this process"
+        )
+
+
 def _replica_context():
     if keras.backend.backend() != "tensorflow":
         return None

@@ -7,7 +7,12 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_margin.distribution import global_sum, num_replicas, shares_can_be_empty
+from keras_margin.distribution import (
+    check_processes,
+    global_sum,
+    num_replicas,
+    shares_can_be_empty,
+)
 from keras_margin.files import written_whole
 from keras_margin.monitoring import LastValue, Watch
 from keras_margin.plain_models import PlainModels, embeddings_shape_of, graph_of
@@ -202,7 +207,9 @@ class EmbeddingModel(WholeFiles):
         Raises:
             ValueError: labels that are no classes of the head, in `y` or in `validation_data`.
             FloatingPointError: the first non-finite loss; the message names the usual causes.
+            NotImplementedError: a `MultiWorkerMirroredStrategy` of several processes.
         """
+        check_processes(self._strategy, "fit")
         self._check_labels(y)
         self._check_class_weight(x, kwargs.get("class_weight"))
         self._check_validation_labels(kwargs.get("validation_data"))
@@ -227,9 +234,15 @@ class EmbeddingModel(WholeFiles):
 
         Raises:
             ValueError: labels that are no classes of the head.
+            NotImplementedError: a `MultiWorkerMirroredStrategy` of several processes.
         """
+        check_processes(self._strategy, "evaluate")
         self._check_labels(y)
         return super().evaluate(x, y, batch_size=batch_size, verbose=verbose, **kwargs)
+
+    @property
+    def _strategy(self):
+        return getattr(self, "distribute_strategy", None)  # TensorFlow's
 
     def _check_labels(self, y):
         if y is not None and hasattr(y, "__len__") and not isinstance(y, dict):
@@ -246,8 +259,7 @@ class EmbeddingModel(WholeFiles):
 
     def _warn_of_empty_shares(self, x, batch_size):
         """Keras' BatchNormalization turns non-finite on a replica that gets no rows."""
-        strategy = getattr(self, "distribute_strategy", None)  # TensorFlow's
-        replicas = getattr(strategy, "num_replicas_in_sync", 1)
+        replicas = getattr(self._strategy, "num_replicas_in_sync", 1)
         layers = keras.layers.BatchNormalization
         has_statistics = any(isinstance(layer, layers) for layer in self._flatten_layers())
         if replicas == 1 or not has_statistics:
