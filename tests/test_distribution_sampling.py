@@ -1,15 +1,17 @@
 """`MirroredStrategy` against the joined batch for heads that sample their classes.
 
-The replicas have a process of their own, as in test_distribution.py.
+Each number of replicas has a process of its own, as in test_distribution.py.
 """
 
 import multiprocessing
 import random
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 
 import keras
 import numpy as np
 import pytest
+import registry
 import tensorflow as tf
 
 import keras_margin as km
@@ -17,7 +19,7 @@ from keras_margin.sampling import rows_of_step
 
 pytestmark = pytest.mark.long
 
-FEATURES, CLASSES, BATCH, REPLICAS = 4, 40, 12, 2
+FEATURES, CLASSES = 4, 40
 
 # Even; all rows of the first replica ignored; uneven; one row for all replicas; all ignored; even.
 SIZES = (12, 12, 5, 1, 6, 12)
@@ -25,20 +27,25 @@ SIZES = (12, 12, 5, 1, 6, 12)
 strategy = None  # of the process that `start` has prepared
 
 
-def start():
+def start(replicas):
     """Gives this process logical devices and its one strategy."""
     global strategy
     (cpu,) = tf.config.list_physical_devices("CPU")
-    devices = [tf.config.LogicalDeviceConfiguration()] * REPLICAS
+    devices = [tf.config.LogicalDeviceConfiguration()] * replicas
     tf.config.set_logical_device_configuration(cpu, devices)
-    strategy = tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(REPLICAS)])
+    strategy = tf.distribute.MirroredStrategy([f"CPU:{i}" for i in range(replicas)])
+
+
+@pytest.fixture(scope="module", params=[1, 2, 3])
+def replicas(request):
+    return request.param
 
 
 @pytest.fixture(scope="module")
-def remote():
+def remote(replicas):
     """`remote(function, *arguments)` runs one of the functions below in the prepared process."""
     spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, mp_context=spawn, initializer=start) as pool:
+    with ProcessPoolExecutor(1, mp_context=spawn, initializer=start, initargs=(replicas,)) as pool:
         yield lambda function, *arguments: pool.submit(function, *arguments).result()
 
 
@@ -131,16 +138,71 @@ def joined_and_replicated(head):
     return steps(plain), steps(model)
 
 
+SHARES = {
+    1: ((3,), (3,), (3,), (3,)),
+    2: ((2, 1), (3, 0), (0, 3), (1, 2)),
+    3: ((1, 1, 1), (2, 0, 1), (0, 1, 2), (0, 3, 0)),
+}
+
+
+def small_model(head):
+    """In float64, where rounding hides nothing; a step uses 3 of the 5 classes."""
+    random.seed(0)
+    backbone = keras.Sequential(
+        [keras.Input((FEATURES,), dtype="float64"), keras.layers.Dense(4, dtype="float64")]
+    )
+    make = registry.HEADS[head].make
+    model = km.EmbeddingModel(backbone, make(sample_rate=0.4, ignore_class=-1, dtype="float64"))
+    model.compile(keras.optimizers.SGD(0.01, momentum=0.9, weight_decay=0.1))
+    model.optimizer.build(model.trainable_variables)
+    return model
+
+
+def gradients_and_updates(model, shares, run):
+    """For each step: (the replicas' losses and gradients, the weights and slots after it)."""
+    rng = np.random.default_rng(0)
+    x = tf.constant(3.0 * rng.normal(size=(np.sum(shares), FEATURES)))
+    y = tf.constant([0, 1, 1, 4, -1, 2, 3, 0, 3, 2, 2, 4])
+
+    def step(start, end):
+        with tf.GradientTape() as tape:
+            embeddings = model(x[start:end], training=True)
+            loss = model.compute_loss(y=y[start:end], y_pred=embeddings)
+        gradients = tape.gradient(loss, model.trainable_variables)
+        model.optimizer.apply(gradients, model.trainable_variables)
+        return [loss, *map(tf.convert_to_tensor, gradients)]
+
+    run, ends = tf.function(partial(run, step)), np.cumsum(shares).reshape(np.shape(shares))
+    for start, end in zip(ends - shares, ends, strict=True):
+        results = run((per_replica(start), per_replica(end)))
+        results = [strategy.experimental_local_results(result) for result in results]
+        variables = [*model.weights, *model.optimizer.variables]
+        yield [[copy.numpy() for copy in each] for each in results], copies(variables)
+
+
+def per_replica(numbers):
+    if len(numbers) == 1:
+        return tf.constant(numbers[0])
+    return strategy.experimental_distribute_values_from_function(
+        lambda context: tf.constant(numbers[context.replica_id_in_sync_group])
+    )
+
+
+def small_steps(head, shares):
+    """`gradients_and_updates` of the joined batches, and of the replicas."""
+    joined = np.sum(shares, axis=1, keepdims=True)
+    plain = gradients_and_updates(small_model(head), joined, lambda step, rows: step(*rows))
+    with strategy.scope():
+        model = small_model(head)
+    replicated = gradients_and_updates(model, shares, strategy.run)
+    return list(plain), list(replicated)
+
+
 # The tests
 
 
-LONG = ("sub-centers", "SphereFace2")
-
-
-@pytest.mark.parametrize(
-    "head", [pytest.param(n, marks=[pytest.mark.long] * (n in LONG)) for n in HEADS]
-)
-def test_every_step_equals_the_joined_batch(remote, head):
+@pytest.mark.parametrize("head", HEADS)
+def test_every_step_equals_the_joined_batch(remote, replicas, head):
     """The same sample on every replica; the other rows stay there, bit for bit."""
     plain, replicated = remote(joined_and_replicated, head)
     assert len(plain) == len(replicated) == len(SIZES)
@@ -150,16 +212,42 @@ def test_every_step_equals_the_joined_batch(remote, head):
         assert len(rows) == (max(2, len(batch[1])) if head == "ArcFace" else len(rows))
         assert reported == pytest.approx(wanted[4], rel=1e-5)
         for copies_of, (variable,) in zip(weights, wanted[3], strict=True):
-            assert len(copies_of) == REPLICAS
+            assert len(copies_of) == replicas
             for copy in copies_of:
                 np.testing.assert_array_equal(copy, copies_of[0])
                 np.testing.assert_allclose(copy, variable, rtol=1e-5, atol=1e-5)
 
         others = np.delete(np.arange(len(after[0][0])), rows)
         for now, then, (variable,) in zip(after, before, wanted[2], strict=True):
-            for replica in range(REPLICAS):
+            for replica in range(replicas):
                 np.testing.assert_array_equal(now[replica], now[0])
                 np.testing.assert_array_equal(now[replica][others], then[replica][others])
                 np.testing.assert_allclose(now[replica], variable, rtol=1e-5, atol=1e-5)
         if (batch[1] >= 0).any():
             assert (after[0][0] != before[0][0])[rows].any(axis=1).mean() > 0.8
+
+
+EVERY_HEAD = [name for name, entry in registry.HEADS.items() if entry.has_classes]
+SOME_HEADS = ("AdaCos", "AdaFace", "ArcFace, sub-centres", "CurricularFace", "SphereFace2")
+
+
+@pytest.mark.parametrize(
+    ("replicas", "head"),
+    [(3, head) for head in EVERY_HEAD] + [(n, head) for n in (1, 2) for head in SOME_HEADS],
+    indirect=["replicas"],
+    scope="module",  # one process for each number of replicas
+)
+def test_gradients_and_updates_do_not_depend_on_the_number_of_replicas(remote, replicas, head):
+    """Even, uneven and empty shares."""
+    plain, replicated = remote(small_steps, head, np.array(SHARES[replicas]))
+    assert len(plain) == len(replicated) == len(SHARES[replicas])
+    for (wanted, variables), (got, each_copy) in zip(plain, replicated, strict=True):
+        matrices = [gradient for (gradient,) in wanted if gradient.ndim == 2]
+        assert any(not gradient.any(axis=1).all() for gradient in matrices)  # of the centres
+        for (value,), parts in zip(wanted, got, strict=True):
+            assert len(parts) == replicas
+            np.testing.assert_allclose(sum(parts), value, rtol=1e-6, atol=1e-6)
+        for (variable,), parts in zip(variables, each_copy, strict=True):
+            for part in parts:
+                np.testing.assert_array_equal(part, parts[0])
+                np.testing.assert_allclose(part, variable, rtol=1e-6, atol=1e-6)

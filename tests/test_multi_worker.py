@@ -54,6 +54,7 @@ def model_of(head, seed=0):
     backbone = keras.Sequential([keras.Input((FEATURES,)), keras.layers.Dense(3)])
     model = km.EmbeddingModel(backbone, HEADS[head]())
     model.compile(keras.optimizers.SGD(0.05, momentum=0.9, weight_decay=0.01))
+    model.optimizer.build(model.trainable_variables)
     return model
 
 
