@@ -22,7 +22,7 @@ import keras_margin as km
 
 pytestmark = pytest.mark.long
 
-FEATURES, CLASSES, BATCH, WORKERS, SECONDS = 4, 40, 16, 2, 150
+FEATURES, CLASSES, BATCH, WORKERS, SECONDS = 4, 40, 16, 2, 170
 
 # Rows of each process, step by step: even, uneven, none for the second, none counts for the first.
 SHARES = ((6, 6), (7, 5), (4, 0), (6, 6), (1, 3))
@@ -76,6 +76,9 @@ def work(folder):
     found["epochs"], model = epochs_of_loop(strategy)
     x, y = data()
     found["predicted"] = model.predict(x, batch_size=5, verbose=0)
+    if process == 0:  # alone
+        model.save(Path(folder, "model.keras"))
+        model.encoder.save(Path(folder, "encoder.keras"))
     found["refused"] = {}
     for name in ("fit", "evaluate"):
         try:
@@ -179,7 +182,8 @@ def processes(tmp_path_factory):
             process.wait()
     logs = [(folder / f"{index}.log").read_text() for index in range(WORKERS)]
     assert codes == [0] * WORKERS, "\n".join(logs)
-    return [pickle.loads((folder / f"{i}.pickle").read_bytes()) for i in range(WORKERS)]
+    found = [pickle.loads((folder / f"{i}.pickle").read_bytes()) for i in range(WORKERS)]
+    return [{**each, "folder": folder} for each in found]
 
 
 def steps_of_one_process(head):
@@ -234,9 +238,23 @@ def test_fit_and_evaluate_are_refused(processes):
             assert message.endswith("Received: 1 of 2 replicas in this process")
 
 
-def test_predict_gives_every_row_to_each_process(processes):
+def test_predictions_and_files_are_those_of_one_process(processes):
+    """`predict` gives every row to each process, and one process alone writes the files."""
     first, second = (found["predicted"] for found in processes)
+    x, y = data()
     model = model_of("AdaCos")
-    model.fit(*data(), batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
+    model.fit(x, y, batch_size=BATCH, epochs=2, shuffle=False, verbose=0)
     np.testing.assert_array_equal(second, first)
-    np.testing.assert_allclose(first, model.predict(data()[0], verbose=0), 1e-5, 1e-5)
+    np.testing.assert_allclose(first, model.predict(x, verbose=0), 1e-5, 1e-5)
+
+    folder = processes[0]["folder"]
+    loaded = keras.saving.load_model(folder / "model.keras")
+    encoder = keras.saving.load_model(folder / "encoder.keras")
+    got, wanted = encoder.predict(x, verbose=0), model.encoder.predict(x, verbose=0)
+    np.testing.assert_allclose(got, wanted, 1e-5, 1e-5)
+    for each in (loaded, model):
+        each.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
+    for (path, value), variable in zip(
+        state_of(loaded)[1].items(), state_of(model)[1].values(), strict=True
+    ):
+        np.testing.assert_allclose(value, variable, 1e-5, 1e-5, err_msg=path)
