@@ -139,11 +139,12 @@ class EmbeddingModel(WholeFiles):
         result = super().train_step(*args)
         if not self._samples or keras.backend.backend() != "jax":
             return result
-        (trained, others, slots, _), data = args
-        logs, (new_trained, new_others, new_slots, metrics) = result
+        (trained, others, slots, counts), data = args
+        logs, (new_trained, new_others, new_slots, new_counts) = result
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        variables = [*self.trainable_variables, *self.non_trainable_variables]
-        mapping = list(zip(variables, [*trained, *others], strict=True))
+        parts = self.trainable_variables, self.non_trainable_variables, self.metrics_variables
+        values = [*trained, *others, *counts]
+        mapping = list(zip([v for part in parts for v in part], values, strict=True))
         # Once more, for the rows alone: XLA leaves out what nothing depends on. A loss of your own
         # may draw several samples, as mixup does.
         with keras.StatelessScope(state_mapping=mapping), recorded_rows(self.head) as rows:
@@ -155,7 +156,7 @@ class EmbeddingModel(WholeFiles):
             (self.trainable_variables, trained, new_trained),
             (self.optimizer.variables, slots, new_slots),
         )
-        return logs, (new_trained, new_others, new_slots, metrics)
+        return logs, (new_trained, new_others, new_slots, new_counts)
 
     def compile_from_config(self, config):
         self.compile(**keras.saving.deserialize_keras_object(config))
