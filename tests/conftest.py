@@ -2,21 +2,19 @@
 
 import random
 
-import keras
 import numpy as np
 import pytest
+from backends import ON_JAX, jit
 
-if keras.backend.backend() == "jax":
-    import jax
-
-    RUNS = {"eager": lambda function: function, "jit": jax.jit}
+if ON_JAX:
+    RUNS = {"eager": lambda function, state=(): function, "jit": jit}
 else:
     import tensorflow as tf
 
     RUNS = {
-        "eager": lambda function: function,
-        "graph": tf.function,
-        "xla": lambda function: tf.function(function, jit_compile=True),
+        "eager": lambda function, state=(): function,
+        "graph": lambda function, state=(): tf.function(function),
+        "xla": lambda function, state=(): tf.function(function, jit_compile=True),
     }
 
 
@@ -33,5 +31,8 @@ def seed():
 
 @pytest.fixture(params=RUNS)
 def run(request):
-    """`run(function)(*arguments)`: eagerly, as a graph, and compiled by XLA."""
+    """`run(function)(*arguments)`: eagerly, as a graph, and compiled by XLA.
+
+    Variables that `function` reads at each call, or moves, are its `state`: `run(function, state)`.
+    """
     return RUNS[request.param]

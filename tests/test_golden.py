@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import reference
-from backends import gradients
+from backends import DTYPES, gradients
 
 import keras_margin as km
 
@@ -19,8 +19,6 @@ ANNEALING = {
 }
 
 every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-# On JAX Keras computes cosines and arccosines of float64 in float32.
-DTYPES = ["float32"] if keras.backend.backend() == "jax" else ["float32", "float64"]
 every_dtype = pytest.mark.parametrize("dtype", DTYPES)
 
 

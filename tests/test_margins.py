@@ -8,7 +8,8 @@ import keras
 import numpy as np
 import pytest
 import reference
-import tensorflow as tf
+from backends import DTYPES, WIDEST, float64_only, jacobians, rounded, value_and_gradients
+from keras import ops
 from keras.optimizers.schedules import PolynomialDecay
 
 from keras_margin.margins import (
@@ -48,8 +49,9 @@ def expected(rule, cosines):
 @every_rule
 def test_values(rule):
     cosines = np.cos(np.linspace(0.0, math.pi, 101))
-    margined = rule(tf.constant(cosines))
-    np.testing.assert_allclose(margined, expected(rule, cosines), rtol=1e-13, atol=1e-14)
+    margined = rule(ops.convert_to_tensor(cosines))
+    close = {"rtol": rounded(1e-13), "atol": rounded(1e-14, 1e-6)}
+    np.testing.assert_allclose(margined, expected(rule, cosines), **close)
 
 
 @pytest.mark.parametrize(
@@ -62,20 +64,20 @@ def test_values(rule):
     ],
 )
 def test_angular_margin_before_and_beyond_pi(run, theta, value):
-    margined = run(AngularMargin(0.5))(tf.constant([math.cos(theta)], tf.float32))
+    margined = run(AngularMargin(0.5))(ops.convert_to_tensor([math.cos(theta)], "float32"))
     np.testing.assert_allclose(margined, [value], rtol=2e-6)
 
 
 def test_cosine_margin(run):
-    margined = run(CosineMargin(0.35))(tf.constant([0.8, -1.0, 1.0]))
+    margined = run(CosineMargin(0.35))(ops.convert_to_tensor([0.8, -1.0, 1.0]))
     np.testing.assert_allclose(margined, [0.45, -1.35, 0.65], rtol=1e-6)
 
 
 @every_rule
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_never_rises_with_the_angle(rule, dtype):
     cosines = np.cos(np.linspace(0.0, math.pi, 2000)).astype(dtype)
-    margined = rule(tf.constant(cosines)).numpy()
+    margined = ops.convert_to_numpy(rule(ops.convert_to_tensor(cosines)))
     assert margined.dtype == dtype
     rounding = 4 * np.finfo(dtype).eps
     assert np.diff(margined).max() <= rounding
@@ -85,7 +87,7 @@ def test_never_rises_with_the_angle(rule, dtype):
 @pytest.mark.parametrize("kind", [CosineMargin, AngularMargin])
 def test_no_margin_changes_nothing(kind):
     cosines = np.cos(np.linspace(0.0, math.pi, 50)).astype("float32")
-    np.testing.assert_array_equal(kind(0.0)(tf.constant(cosines)), cosines)
+    np.testing.assert_array_equal(kind(0.0)(ops.convert_to_tensor(cosines)), cosines)
 
 
 def test_largest_angular_margin_is_where_the_fallback_would_jump_up():
@@ -98,27 +100,20 @@ def test_largest_angular_margin_is_where_the_fallback_would_jump_up():
 # Slopes
 
 
+@float64_only
 @every_rule
 def test_gradients_are_the_numerical_ones(rule):
     theta = np.linspace(0.1, 3.0, 30)
     theta = theta[abs(theta + rule.margin - math.pi) > 1e-3]  # not across the jump of ArcFace's
-    cosines = tf.constant(np.cos(theta))
-    analytic, numerical = tf.test.compute_gradient(rule, [cosines], delta=1e-6)
+    analytic, numerical = jacobians(rule, [np.cos(theta)], delta=1e-6)
     np.testing.assert_allclose(analytic[0], numerical[0], rtol=1e-6, atol=1e-7)
 
 
 def test_angular_margin_has_finite_slopes_at_every_cosine_that_rounding_makes(run):
     above_one = np.nextafter(np.float32(1), np.float32(2))
-    cosines = tf.constant([1.0, above_one, -1.0, -above_one], tf.float32)
+    cosines = ops.convert_to_tensor([1.0, above_one, -1.0, -above_one], "float32")
     rule = AngularMargin(0.5)
-
-    def value_and_gradient(cosines):
-        with tf.GradientTape() as tape:
-            tape.watch(cosines)
-            margined = rule(cosines)
-        return margined, tape.gradient(margined, cosines)
-
-    margined, slopes = run(value_and_gradient)(cosines)
+    margined, slopes = run(lambda x: value_and_gradients(rule, [x]))(cosines)
     beyond = -1.0 - 0.5 * math.sin(0.5)
     np.testing.assert_allclose(margined, [math.cos(0.5)] * 2 + [beyond] * 2, rtol=1e-6)
     at_one = math.cos(0.5) + STEEP * math.sin(0.5)
@@ -149,7 +144,7 @@ COMBINED = [
 every_annealing = pytest.mark.parametrize("annealing", ANNEALINGS.values(), ids=ANNEALINGS.keys())
 every_multiplier = pytest.mark.parametrize("margin", MULTIPLICATIVE)
 every_combination = pytest.mark.parametrize("terms", COMBINED, ids=str)
-every_dtype = pytest.mark.parametrize("dtype", ["float32", "float64"])
+every_dtype = pytest.mark.parametrize("dtype", DTYPES)
 
 
 @every_annealing
@@ -162,13 +157,14 @@ def test_values_of_multiplicative_margins(margin, annealing):
         reference.annealed_target(c, reference.sphereface_target(c, margin), weight)
         for c in cosines
     ]
-    got = MultiplicativeMargin(margin, **annealing, dtype="float64")(tf.constant(cosines))
-    np.testing.assert_allclose(got, want, rtol=1e-10, atol=1e-12 * margin**2)
+    got = MultiplicativeMargin(margin, **annealing, dtype=WIDEST)(ops.convert_to_tensor(cosines))
+    atol = rounded(1e-12, 1e-6) * margin**2
+    np.testing.assert_allclose(got, want, rtol=rounded(1e-10), atol=atol)
 
 
 def test_psi_of_margin_4_falls_by_2_each_quarter_of_pi(run):
     rule = MultiplicativeMargin(4.0, lambda_base=0.0, lambda_min=0.0)
-    got = run(rule)(tf.constant(np.cos(np.linspace(0.0, math.pi, 5)), tf.float32))
+    got = run(rule)(ops.convert_to_tensor(np.cos(np.linspace(0.0, math.pi, 5)), "float32"))
     np.testing.assert_allclose(got, [1.0, -1.0, -3.0, -5.0, -7.0], rtol=1e-5)
 
 
@@ -176,14 +172,14 @@ def test_psi_of_margin_4_falls_by_2_each_quarter_of_pi(run):
 def test_values_of_combined_margins(terms):
     cosines = np.cos(np.linspace(0.0, math.pi, 101))
     want = [reference.combined_target(c, *terms) for c in cosines]
-    got = CombinedMargin(*terms, dtype="float64")(tf.constant(cosines))
-    np.testing.assert_allclose(got, want, rtol=1e-10, atol=1e-12)
+    got = CombinedMargin(*terms, dtype=WIDEST)(ops.convert_to_tensor(cosines))
+    np.testing.assert_allclose(got, want, rtol=rounded(1e-10), atol=rounded(1e-12))
 
 
 @pytest.mark.parametrize("terms", [(1.0, 0.3, 0.2), (0.9, 0.4, 0.15)])
 def test_all_three_terms_count(run, terms):
     """At theta = pi/3; (1, .3, .2): 0.0217."""
-    got = run(CombinedMargin(*terms))(tf.constant([0.5]))
+    got = run(CombinedMargin(*terms))(ops.convert_to_tensor([0.5]))
     want = math.cos(terms[0] * math.pi / 3 + terms[1]) - terms[2]
     np.testing.assert_allclose(got, [want], rtol=1e-5)
 
@@ -199,16 +195,16 @@ def assert_never_rises(values, dtype):
 @every_multiplier
 def test_multiplicative_margins_never_rise_with_the_angle(margin, annealing, dtype):
     cosines = np.cos(np.linspace(0.0, math.pi, 2000)).astype(dtype)
-    assert_never_rises(
-        MultiplicativeMargin(margin, **annealing)(tf.constant(cosines)).numpy(), dtype
-    )
+    rule = MultiplicativeMargin(margin, **annealing)
+    assert_never_rises(ops.convert_to_numpy(rule(ops.convert_to_tensor(cosines))), dtype)
 
 
 @every_dtype
 @every_combination
 def test_combined_margins_never_rise_with_the_angle(terms, dtype):
     cosines = np.cos(np.linspace(0.0, math.pi, 2000)).astype(dtype)
-    assert_never_rises(CombinedMargin(*terms)(tf.constant(cosines)).numpy(), dtype)
+    rule = CombinedMargin(*terms)
+    assert_never_rises(ops.convert_to_numpy(rule(ops.convert_to_tensor(cosines))), dtype)
 
 
 @pytest.mark.parametrize(
@@ -224,24 +220,27 @@ def test_combined_margins_never_rise_with_the_angle(terms, dtype):
 )
 def test_falls_strictly_from_0_to_pi(rule):
     cosines = np.cos(np.linspace(0.0, math.pi, 2000))
-    assert np.diff(rule(tf.constant(cosines))).max() < 0.0
+    margined = ops.convert_to_numpy(rule(ops.convert_to_tensor(cosines)))
+    assert np.diff(margined).max() < 0.0
 
 
+@float64_only
 @every_combination
 def test_gradients_of_combined_margins_are_the_numerical_ones(terms):
     theta = np.linspace(0.1, 3.0, 9)
     if terms[::2] == (1.0, 0.0):
         theta = theta[abs(theta + terms[1] - math.pi) > 1e-3]  # not across ArcFace's jump
     rule = CombinedMargin(*terms)
-    analytic, numerical = tf.test.compute_gradient(rule, [tf.constant(np.cos(theta))], delta=1e-6)
+    analytic, numerical = jacobians(rule, [np.cos(theta)], delta=1e-6)
     np.testing.assert_allclose(analytic[0], numerical[0], rtol=1e-5, atol=1e-6)
 
 
+@float64_only
 @every_multiplier
 def test_gradients_of_multiplicative_margins_are_the_numerical_ones(margin):
     rule = MultiplicativeMargin(margin, lambda_base=0.0, lambda_min=1.0)
-    cosines = tf.constant(np.cos(np.linspace(0.1, 3.0, 9)))
-    analytic, numerical = tf.test.compute_gradient(rule, [cosines], delta=1e-7)
+    cosines = np.cos(np.linspace(0.1, 3.0, 9))
+    analytic, numerical = jacobians(rule, [cosines], delta=1e-7)
     np.testing.assert_allclose(analytic[0], numerical[0], rtol=1e-4, atol=1e-5 * margin**2)
 
 
@@ -252,22 +251,16 @@ def test_gradients_of_multiplicative_margins_are_the_numerical_ones(margin):
 )
 def test_unwound_slopes_are_finite_at_every_cosine_that_rounding_makes(run, rule):
     above_one = np.nextafter(np.float32(1), np.float32(2))
-    cosines = tf.constant([1.0, above_one, -1.0, -above_one, 0.0], tf.float32)
-
-    def value_and_gradient(cosines):
-        with tf.GradientTape() as tape:
-            tape.watch(cosines)
-            margined = rule(cosines)
-        return margined, tape.gradient(margined, cosines)
-
-    assert np.isfinite(run(value_and_gradient)(cosines)).all()
+    cosines = ops.convert_to_tensor([1.0, above_one, -1.0, -above_one, 0.0], "float32")
+    got = run(lambda x: value_and_gradients(rule, [x]))(cosines)
+    assert all(np.isfinite(value).all() for value in got)
 
 
 def test_annealing_follows_the_steps_it_is_attached_to(run):
-    step = tf.Variable(0)
+    step = keras.Variable(0, trainable=False, dtype="int32")
     rule = MultiplicativeMargin(4.0, lambda_base=1500.0, lambda_gamma=0.1, lambda_min=5.0)
     rule.attach(3, lambda: step)
-    now = run(lambda: rule.annealing("float32"))
+    now = run(lambda: rule.annealing("float32"), state=[step])
     for calls, value in [(0, 1500 / 1.1), (9, 750.0), (2988, 1500 / 299.9), (2989, 5.0)]:
         step.assign(calls)
         np.testing.assert_allclose(now(), value, rtol=1e-6)
@@ -280,7 +273,7 @@ def test_annealing_with_a_power(power):
     for it in (1, 1000, 10000):
         rule.attach(3, lambda it=it: it - 1)
         want = 1000.0 * (1.0 + 2.5e-5 * it) ** -power
-        np.testing.assert_allclose(rule.annealing("float64"), want, rtol=1e-12)
+        np.testing.assert_allclose(rule.annealing(WIDEST), want, rtol=rounded(1e-12))
 
 
 # One margin per class
@@ -290,16 +283,18 @@ def test_annealing_with_a_power(power):
 def test_one_margin_per_class(kind, run):
     margins, labels = [0.1, 0.5, 0.9, 0.0], [2, 0, 1, 3, 2]
     cosines = np.array([0.5, -0.2, 0.9, 0.3, -0.95])
-    margined = run(kind(margins))(tf.constant(cosines), labels=tf.constant(labels))
+    margined = run(kind(margins))(
+        ops.convert_to_tensor(cosines), labels=ops.convert_to_tensor(labels)
+    )
     want = [expected(kind(margins[y]), [c])[0] for c, y in zip(cosines, labels, strict=True)]
-    np.testing.assert_allclose(margined, want, rtol=1e-13)
+    np.testing.assert_allclose(margined, want, rtol=rounded(1e-13))
 
 
 @every_kind
 def test_one_margin_per_class_needs_labels(kind):
     message = f"{kind.__name__} with one margin per class needs `labels`."
     with pytest.raises(ValueError, match=re.escape(message)):
-        kind([0.1, 0.2])(tf.constant([0.5]))
+        kind([0.1, 0.2])(ops.convert_to_tensor([0.5]))
 
 
 @every_kind
@@ -317,10 +312,10 @@ def test_one_margin_per_class_means_as_many_as_classes(kind, margin):
 
 
 def test_margin_follows_the_steps_it_is_attached_to(run):
-    step = tf.Variable(0)
+    step = keras.Variable(0, trainable=False, dtype="int32")
     rule = CosineMargin(PolynomialDecay(0.0, 5, end_learning_rate=0.5, power=1.0))
     rule.attach(3, lambda: step)
-    margined = run(lambda: rule(tf.constant([0.8])))
+    margined = run(lambda: rule(ops.convert_to_tensor([0.8])), state=[step])
     np.testing.assert_allclose(margined(), [0.8], rtol=1e-6)
     step.assign(3)
     np.testing.assert_allclose(margined(), [0.5], rtol=1e-6)
@@ -331,7 +326,7 @@ def test_margin_follows_the_steps_it_is_attached_to(run):
 def test_schedule_beyond_the_largest_margin_gives_nan():
     rule = AngularMargin(PolynomialDecay(0.0, 5, end_learning_rate=5.0, power=1.0))
     rule.attach(3, lambda: 3)
-    assert np.isnan(rule(tf.constant([0.8]))).all()
+    assert np.isnan(rule(ops.convert_to_tensor([0.8]))).all()
 
 
 # Configuration
@@ -359,14 +354,14 @@ def test_config_round_trip_of_a_schedule(kind):
     again = survivor(kind(PolynomialDecay(0.0, 5, end_learning_rate=0.5, power=1.0)))
     again.attach(3, lambda: 3)
     want = expected(kind(0.3), [0.8])
-    np.testing.assert_allclose(again(tf.constant([0.8])), want, rtol=1e-6)
+    np.testing.assert_allclose(again(ops.convert_to_tensor([0.8])), want, rtol=1e-6)
 
 
 @every_kind
 def test_cosines_keep_their_precision_under_mixed_precision(kind):
     rule = kind(0.0, dtype="mixed_float16")
     cosines = np.float32([0.12345679, -0.98765433])
-    np.testing.assert_array_equal(rule(tf.constant(cosines)), cosines)
+    np.testing.assert_array_equal(rule(ops.convert_to_tensor(cosines)), cosines)
 
 
 @every_kind
@@ -379,7 +374,9 @@ def test_own_rule_takes_norms_labels_and_training():
         def call(self, target_cosines, norms=None, labels=None, training=None):
             return target_cosines - 0.01 * norms
 
-    margined = NormMargin()(tf.constant([0.5, 0.5]), norms=tf.constant([10.0, 20.0]), training=True)
+    margined = NormMargin()(
+        ops.convert_to_tensor([0.5, 0.5]), norms=ops.convert_to_tensor([10.0, 20.0]), training=True
+    )
     np.testing.assert_allclose(margined, [0.4, 0.3], rtol=1e-6)
 
 
