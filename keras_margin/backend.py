@@ -110,6 +110,15 @@ def take_rows(variable, rows):
     return ops.take(ops.convert_to_tensor(variable), rows, axis=0)
 
 
+def holds(dtype):
+    """Whether the backend has tensors of `dtype`: JAX makes 32 bits of 64 unless told otherwise."""
+    if keras.backend.backend() == "jax":
+        import jax
+
+        return jax.dtypes.canonicalize_dtype(dtype) == dtype
+    return True
+
+
 def is_concrete(tensor):
     """Whether the values are there to look at: false while a function is being compiled."""
     backend = keras.backend.backend()

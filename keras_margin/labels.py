@@ -6,7 +6,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_margin.backend import is_concrete
+from keras_margin.backend import holds, is_concrete
 from keras_margin.checks import check_rows
 from keras_margin.numerics import l2_norm
 
@@ -40,7 +40,7 @@ def class_ids(labels, num_classes, ignore_class=None, *, refuse=True):
         labels = np.asarray(labels)
     if isinstance(labels, np.ndarray) and labels.dtype.kind not in "iufb":
         raise ValueError(f"`labels` must be numbers. Received: labels.dtype={labels.dtype}")
-    labels = ops.convert_to_tensor(labels)
+    given, labels = labels, ops.convert_to_tensor(_exact(labels))
     shape = tuple(labels.shape)
     dtype = keras.backend.standardize_dtype(labels.dtype)
     if not any(kind in dtype for kind in ("int", "float", "bool")):
@@ -52,8 +52,20 @@ def class_ids(labels, num_classes, ignore_class=None, *, refuse=True):
         _check_dtype(dtype, num_classes)
         found = _from_ids(ops.reshape(labels, (-1,)), dtype, num_classes, ignore_class)
     if refuse and is_concrete(found.valid):
-        _check_values(labels, found.valid, num_classes, ignore_class)
+        _check_values(given, found.valid, num_classes, ignore_class)
     return found
+
+
+def _exact(labels):
+    """NumPy labels as the backend can hold them: JAX would cut 2^32 + 1 to the label 1.
+
+    What int32 cannot hold becomes its largest number, which is no class.
+    """
+    if not isinstance(labels, np.ndarray) or holds(labels.dtype):
+        return labels
+    with np.errstate(invalid="ignore"):
+        ids = labels.astype("int32")
+    return np.where(ids == labels, ids, np.iinfo("int32").max)
 
 
 def _check_shape(shape, num_classes):
@@ -124,17 +136,25 @@ def _from_ids(labels, dtype, num_classes, ignore_class):
             labels = ops.cast(labels, "float32")
     else:
         # Compare in a dtype that holds both the labels and num_classes.
-        wide = dtype in ("int64", "uint32", "uint64")
+        wide = dtype in ("int64", "uint32", "uint64") and holds("int64")
         labels = ops.cast(labels, "int64" if wide else "int32")
-        if dtype == "uint64":  # 2^64 - 1 has become -1, which may be the ignored class
-            labels = ops.where(labels < 0, ops.convert_to_tensor(2**62, dtype="int64"), labels)
+        if dtype in ("uint32", "uint64"):
+            # The largest has become -1, which may be the ignored class; uint32's only on JAX.
+            largest = np.iinfo(keras.backend.standardize_dtype(labels.dtype)).max
+            labels = ops.where(labels < 0, largest, labels)
     is_class = ops.logical_and(labels >= 0, labels <= num_classes - 1)  # exact in float32
     valid = ops.logical_and(is_whole, is_class)
     counted = ops.ones_like(valid)
-    if ignore_class is not None:
+    if ignore_class is not None and _can_be(ignore_class, labels.dtype):
         counted = ops.not_equal(labels, ops.cast(ignore_class, labels.dtype))
         valid = ops.logical_or(valid, ops.logical_not(counted))
     return _class_ids(labels, counted, valid)
+
+
+def _can_be(label, dtype):
+    """Whether a tensor of dtype can hold the label: 2^40 is no int32, and would be 0."""
+    dtype = keras.backend.standardize_dtype(dtype)
+    return "float" in dtype or np.iinfo(dtype).min <= label <= np.iinfo(dtype).max
 
 
 def _check_values(labels, valid, num_classes, ignore_class):
@@ -142,7 +162,7 @@ def _check_values(labels, valid, num_classes, ignore_class):
     if valid.all():
         return
     row = int(np.argmin(valid))
-    value = ops.convert_to_numpy(labels[row])
+    value = np.asarray(ops.convert_to_numpy(labels[row]))
     if value.size > 1:
         kind = "one-hot rows: a single 1, all else 0"
     else:
