@@ -4,7 +4,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_margin.backend import check_backend, is_concrete
+from keras_margin.backend import check_backend, holds, is_concrete
 from keras_margin.checks import check_rows, checked_ignore_class, checked_number
 from keras_margin.numerics import computation_dtype, l2_norm, l2_normalize
 
@@ -132,12 +132,27 @@ def _argmax(rows):
     return ops.argmax(ops.pad(rows, [[0, 0], [0, 1]], constant_values=-float("inf")), axis=1)
 
 
+def _check_32_bits(labels):
+    """JAX would cut 2^32 + 1 to 1, and two identities would be one."""
+    with np.errstate(over="ignore"):
+        kept = labels.astype(f"{labels.dtype.kind}4")
+    lost = (kept != labels) & (labels == labels)
+    if lost.any():
+        row = int(np.argmax(lost))
+        raise ValueError(
+            "`labels` must be numbers that 32 bits hold: JAX has no others. "
+            f"Received: labels[{row}]={labels.flat[row]}"
+        )
+
+
 def _identities(labels):
     """Numbers (batch,), and bool (batch,): whether they are whole. Refused where it can be seen."""
     if isinstance(labels, (list, tuple)) or labels is None:
         labels = np.asarray(labels)
     if isinstance(labels, np.ndarray) and labels.dtype.kind not in "iufb":
         raise ValueError(f"`labels` must be numbers. Received: labels.dtype={labels.dtype}")
+    if isinstance(labels, np.ndarray) and not holds(labels.dtype):
+        _check_32_bits(labels)
     labels = ops.convert_to_tensor(labels)
     dtype = keras.backend.standardize_dtype(labels.dtype)
     if not any(kind in dtype for kind in ("int", "float", "bool")):
