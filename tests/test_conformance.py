@@ -9,7 +9,9 @@ import textwrap
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
+from backends import ON_JAX, float64_only, tensorflow_only, value_and_gradients
+from conftest import RUNS
+from keras import ops
 from registry import CLASSES, DIM, HEADS
 
 import keras_margin as km
@@ -43,13 +45,12 @@ def built(entry, **kwargs):
 
 
 def loss_and_gradients(head, embeddings, labels):
-    embeddings = tf.convert_to_tensor(embeddings)
-    trained = [variable.value for variable in head.trainable_variables]
-    with tf.GradientTape() as tape:
-        tape.watch(embeddings)
-        losses = head.loss(embeddings, labels)
-    gradients = tape.gradient(losses, [embeddings, *trained])
-    return [losses, *(tf.convert_to_tensor(gradient) for gradient in gradients)]
+    return value_and_gradients(
+        lambda x: head.loss(x, labels),
+        [embeddings],
+        head.trainable_variables,
+        head.non_trainable_variables,
+    )
 
 
 def assert_close(got, want, rtol=1e-5):
@@ -149,8 +150,11 @@ def test_keras_files_in_a_fresh_process(tmp_path):
         assert_close(got[name], want[name], 1e-6)
 
 
+@tensorflow_only
 @every_classifier
 def test_saved_model_of_the_classifier(entry, tmp_path):
+    import tensorflow as tf
+
     model = embedding_model(entry)
     archive = keras.export.ExportArchive()
     archive.track(model.classifier)
@@ -163,11 +167,17 @@ def test_saved_model_of_the_classifier(entry, tmp_path):
     assert_close([loaded.serve(tf.constant(embeddings))], [model.head(embeddings)])
 
 
+def by_xla(head, labels):
+    """The compiled `loss_and_gradients` of the head."""
+    run = RUNS["jit" if ON_JAX else "xla"]
+    return run(lambda x: loss_and_gradients(head, x, labels), state=head.variables)
+
+
 @every_head
 def test_xla_equals_eager(entry):
     embeddings, labels = batch()
     compiled, eager = built(entry), built(entry)
-    run = tf.function(lambda x: loss_and_gradients(compiled, x, labels), jit_compile=True)
+    run = by_xla(compiled, labels)
     assert_close(run(embeddings), loss_and_gradients(eager, embeddings, labels), 1e-4)
     assert_close(state_of(compiled), state_of(eager))
 
@@ -180,17 +190,19 @@ def test_singular_rows_are_finite_and_the_same_under_xla(entry):
     labels[:3] = 0, 0, 1
     embeddings[2] = embeddings[0]  # cosine 1 with another class
     embeddings[3] = 0.0
-    compiled = built(entry)
-    run = tf.function(lambda x: loss_and_gradients(compiled, x, labels), jit_compile=True)
-    got, want = run(embeddings), loss_and_gradients(built(entry), embeddings, labels)
+    got = by_xla(built(entry), labels)(embeddings)
+    want = loss_and_gradients(built(entry), embeddings, labels)
     for one, other in zip(got, want, strict=True):
         assert np.isfinite(other).all()
         # A rounding step of the cosine, divided by the smallest sine: scale * sqrt(epsilon).
         np.testing.assert_allclose(one, other, 1e-4, 64 * 3.5e-4)
 
 
+@tensorflow_only
 @every_head
 def test_unknown_batch_size(entry):
+    import tensorflow as tf
+
     head = built(entry)
     signature = [tf.TensorSpec((None, DIM), tf.float32), tf.TensorSpec((None,), tf.int64)]
     compiled = tf.function(lambda x, y: loss_and_gradients(head, x, y), signature)
@@ -210,19 +222,20 @@ def test_mixed_precision(entry, policy):
     embeddings, labels = batch()
     head, plain = built(entry, dtype=policy), built(entry)
     losses = head.loss(embeddings, labels)
-    assert losses.dtype == tf.float32
+    assert losses.dtype == "float32"
     assert {v.dtype for v in head.variables} <= {"float32", "int32"}
     assert_close([losses], [plain.loss(embeddings, labels)])
     if entry.has_classes:
-        assert head(tf.cast(embeddings, policy[6:]), labels).dtype == tf.float32
+        assert head(ops.cast(embeddings, policy[6:]), labels).dtype == "float32"
 
 
+@float64_only
 @every_head
 def test_float64(entry):
     embeddings, labels = batch(dtype="float64")
     wide, narrow = built(entry, dtype="float64"), built(entry)
     got = loss_and_gradients(wide, embeddings, labels)
-    assert {value.dtype for value in got} == {tf.float64}
+    assert {keras.backend.standardize_dtype(value.dtype) for value in got} == {"float64"}
     assert_close(got, loss_and_gradients(narrow, embeddings.astype("float32"), labels), 1e-4)
 
 
@@ -274,24 +287,26 @@ def test_any_length_is_finite(entry, length):
 def free_loss(entry, steps):
     """The mean loss at first and after training embeddings and centres freely, 3 a class."""
     labels = np.repeat(np.arange(CLASSES), 3)
-    embeddings = tf.Variable(
+    embeddings = keras.Variable(
         np.random.default_rng(1).normal(0, 3.0, (len(labels), DIM)), dtype="float32"
     )
     head, optimizer = built(entry), keras.optimizers.Adam(0.1)
-    # With its state at rest the loss is one function of embeddings and centres.
-    weights = [v.value for v in head.trainable_variables]
-    step = tf.function(lambda: loss_step(head, optimizer, embeddings, weights, labels))
+    variables = [embeddings, *head.trainable_variables]
+    optimizer.build(variables)
+
+    def step():
+        # With its state at rest the loss is one function of embeddings and centres.
+        loss, *gradients = value_and_gradients(
+            lambda: ops.mean(head.loss(embeddings, labels, update_state=False)), [], variables
+        )
+        optimizer.apply(gradients, variables)
+        return loss
+
+    run = RUNS["jit" if ON_JAX else "graph"]
+    step = run(step, state=[*variables, *head.non_trainable_variables, *optimizer.variables])
     losses = [float(step()) for _ in range(steps)]
     assert np.isfinite(losses).all()
     return losses
-
-
-def loss_step(head, optimizer, embeddings, weights, labels):
-    with tf.GradientTape() as tape:
-        loss = tf.reduce_mean(head.loss(embeddings, labels, update_state=False))
-    variables = [embeddings, *weights]
-    optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
-    return loss
 
 
 @every_head

@@ -3,7 +3,7 @@
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
+from backends import WIDEST, rounded
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -34,11 +34,12 @@ def built(head, centers=CENTERS):
 
 
 def assert_equal(got, want, tolerance=1e-9):
+    tolerance = rounded(tolerance)
     np.testing.assert_allclose(np.asarray(got), np.asarray(want), tolerance, tolerance)
 
 
 def rule(make, cosines):
-    return np.asarray(make(dtype="float64")(tf.constant(cosines)))
+    return np.asarray(make(dtype=WIDEST)(keras.ops.convert_to_tensor(cosines)))
 
 
 @FEW
@@ -46,15 +47,15 @@ def rule(make, cosines):
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: km.CosFace(CLASSES, 0.0, 9.0, dtype="float64"),
-        lambda: km.ArcFace(CLASSES, 0.0, 9.0, dtype="float64"),
-        lambda: km.MarginHead(CLASSES, margins.CombinedMargin(), 9.0, dtype="float64"),
-        lambda: km.ElasticFace(CLASSES, 0.0, 9.0, std=0.0, dtype="float64"),
+        lambda: km.CosFace(CLASSES, 0.0, 9.0, dtype=WIDEST),
+        lambda: km.ArcFace(CLASSES, 0.0, 9.0, dtype=WIDEST),
+        lambda: km.MarginHead(CLASSES, margins.CombinedMargin(), 9.0, dtype=WIDEST),
+        lambda: km.ElasticFace(CLASSES, 0.0, 9.0, std=0.0, dtype=WIDEST),
     ],
     ids=["CosFace", "ArcFace", "CombinedMargin", "ElasticFace"],
 )
 def test_no_margin_is_normface(make, x, y):
-    plain = built(km.NormFace(CLASSES, 9.0, dtype="float64"))
+    plain = built(km.NormFace(CLASSES, 9.0, dtype=WIDEST))
     assert_equal(built(make()).loss(x, y), plain.loss(x, y))
 
 
@@ -96,7 +97,7 @@ RULES = {
 def test_rules_never_rise_with_the_angle(make, m):
     cosines = np.cos(np.linspace(0.0, np.pi, 2000))
     values = rule(lambda **k: make(m, **k), cosines)
-    assert (np.diff(values) <= 1e-9).all()
+    assert (np.diff(values) <= rounded(1e-9)).all()
 
 
 @FEW
@@ -104,17 +105,17 @@ def test_rules_never_rise_with_the_angle(make, m):
 @pytest.mark.parametrize("make", [km.CosFace, km.ArcFace])
 def test_larger_margin_never_lowers_the_loss(make, x, y, one, other):
     low, high = sorted([one, other])
-    smaller = built(make(CLASSES, low, 9.0, dtype="float64")).loss(x, y)
-    larger = built(make(CLASSES, high, 9.0, dtype="float64")).loss(x, y)
-    assert (np.asarray(larger) >= np.asarray(smaller) - 1e-9).all()
+    smaller = built(make(CLASSES, low, 9.0, dtype=WIDEST)).loss(x, y)
+    larger = built(make(CLASSES, high, 9.0, dtype=WIDEST)).loss(x, y)
+    assert (np.asarray(larger) >= np.asarray(smaller) - rounded(1e-9)).all()
 
 
 @FEW
 @given(vectors, labels, st.permutations(range(CLASSES)))
 def test_permuted_classes_permute_the_logits(x, y, order):
     order = np.array(order)  # the class at place k was order[k]
-    head = built(km.AdaCos(CLASSES, dtype="float64"))
-    permuted = built(km.AdaCos(CLASSES, dtype="float64"), CENTERS[order])
+    head = built(km.AdaCos(CLASSES, dtype=WIDEST))
+    permuted = built(km.AdaCos(CLASSES, dtype=WIDEST), CENTERS[order])
     place = np.argsort(order)
     assert_equal(permuted(x, place[y]), np.asarray(head(x, y))[:, order])
     assert_equal(permuted.current_scale, head.current_scale)
@@ -124,7 +125,7 @@ def test_permuted_classes_permute_the_logits(x, y, order):
 @given(vectors, labels, st.permutations(range(ROWS)))
 @pytest.mark.parametrize("make", [km.AdaCos, km.CurricularFace, km.AdaFace])
 def test_order_of_the_batch_does_not_matter(make, x, y, order):
-    one, other = built(make(CLASSES, dtype="float64")), built(make(CLASSES, dtype="float64"))
+    one, other = built(make(CLASSES, dtype=WIDEST)), built(make(CLASSES, dtype=WIDEST))
     assert_equal(other.loss(x[order], y[order]), np.asarray(one.loss(x, y))[order], 1e-7)
     for moved, want in zip(other.non_trainable_variables, one.non_trainable_variables, strict=True):
         assert_equal(moved, want, 1e-7)
@@ -134,12 +135,12 @@ def test_order_of_the_batch_does_not_matter(make, x, y, order):
 @given(vectors, labels, st.floats(0.0, 0.9), st.floats(0.0, 3.0))
 def test_smoothing_and_focal_factor_are_those_of_the_logits(x, y, smoothing, gamma):
     """Against Keras' own smoothed cross-entropy of the margined logits."""
-    logits = built(km.ArcFace(CLASSES, 0.3, 9.0, dtype="float64"))(x, y)
+    logits = built(km.ArcFace(CLASSES, 0.3, 9.0, dtype=WIDEST))(x, y)
     one_hot = np.eye(CLASSES)[y]
     smoothed = one_hot * (1.0 - smoothing) + smoothing / CLASSES
     log_p = np.asarray(keras.ops.log_softmax(logits))
     want = -(smoothed * log_p).sum(1) * (1.0 - np.exp(log_p[one_hot > 0])) ** gamma
     head = built(
-        km.ArcFace(CLASSES, 0.3, 9.0, label_smoothing=smoothing, focal_gamma=gamma, dtype="float64")
+        km.ArcFace(CLASSES, 0.3, 9.0, label_smoothing=smoothing, focal_gamma=gamma, dtype=WIDEST)
     )
     assert_equal(head.loss(x, y), want, 1e-7)
