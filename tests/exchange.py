@@ -5,7 +5,7 @@ import numpy as np
 
 import keras_margin as km
 
-CLASSES, FEATURES, DIM = 6, 5, 4
+CLASSES, FEATURES, DIM = 20, 5, 4
 HEADS = {
     "AdaCos": lambda: km.AdaCos(CLASSES),
     "AdaFace": lambda: km.AdaFace(CLASSES, scale=9.0, momentum=0.2),
@@ -21,7 +21,7 @@ HEADS = {
 
 def data():
     rng = np.random.default_rng(0)
-    y = rng.integers(0, CLASSES, 24)
+    y = rng.integers(0, 6, 24)
     return rng.normal(size=(CLASSES, FEATURES))[y] + rng.normal(size=(24, FEATURES)), y
 
 
