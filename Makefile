@@ -28,7 +28,8 @@ bench: $(BENCH_STAMP)
 	$(PY) benchmarks/head_step.py $(ARGS)
 
 # Two processes, each with a TensorFlow of its own.
-PYTEST := $(PY) -m pytest --numprocesses 2 --dist loadfile
+# In the order of the names: the longest files are not the last ones.
+PYTEST := $(PY) -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 test: $(STAMP)
 	$(PYTEST) -m "not long" $(ARGS)

@@ -1,12 +1,8 @@
 """Callbacks for `fit`."""
 
-import json
-import os
+import hashlib
+import multiprocessing
 import random
-import signal
-import subprocess
-import sys
-import textwrap
 import time
 
 import keras
@@ -119,42 +115,40 @@ def test_an_unbuilt_model_is_told_to_build(tmp_path):
 
 # Killed at any moment
 
-TRAINING = """
-    import hashlib, json, random, sys
-    import keras
-    import numpy as np
-    import keras_margin as km
 
-    EPOCHS, folder = int(sys.argv[1]), sys.argv[2]
+class Mixed(keras.utils.PyDataset):
+    """Three batches, in an order that depends on the epoch alone."""
 
-    class Data(keras.utils.PyDataset):
-        # Its order depends on the epoch alone.
-        def __init__(self, epoch):
-            super().__init__()
-            self.epoch = epoch
-            self.mix()
+    def __init__(self, epoch):
+        super().__init__()
+        self.epoch = epoch
+        self.mix()
 
-        def mix(self):
-            rng = np.random.default_rng([7, self.epoch])
-            self.x = rng.normal(size=(24, 6)).astype("float32")
-            self.y = rng.integers(0, 40, 24)
+    def mix(self):
+        rng = np.random.default_rng([7, self.epoch])
+        self.x = rng.normal(size=(24, 6)).astype("float32")
+        self.y = rng.integers(0, 40, 24)
 
-        def __len__(self):
-            return 3
+    def __len__(self):
+        return 3
 
-        def __getitem__(self, i):
-            return self.x[8 * i : 8 * i + 8], self.y[8 * i : 8 * i + 8]
+    def __getitem__(self, i):
+        return self.x[8 * i : 8 * i + 8], self.y[8 * i : 8 * i + 8]
 
-        def on_epoch_end(self):
-            self.epoch += 1
-            self.mix()
+    def on_epoch_end(self):
+        self.epoch += 1
+        self.mix()
 
+
+def train(epochs, folder, answers):
+    """What a process does: sends the epoch that it begins with, and how it ends."""
     random.seed(0)
     dense = keras.layers.Dense(4)
     backbone = keras.Sequential([keras.Input((6,)), dense, keras.layers.Dropout(0.2, seed=1)])
+    warm_up = keras.optimizers.schedules.PolynomialDecay(0.0, 50, 0.3)
     head = km.MarginHead(
         40,
-        margin=km.margins.AngularMargin(keras.optimizers.schedules.PolynomialDecay(0.0, 50, 0.3)),
+        margin=km.margins.AngularMargin(warm_up),
         scale=km.scales.AdaCosScale(40),
         sample_rate=0.5,
         seed=3,
@@ -162,49 +156,53 @@ TRAINING = """
     model = km.EmbeddingModel(backbone, head)
     model.compile(keras.optimizers.Adam(0.01))
     backup = km.callbacks.AtomicBackup(folder)
-    print("begins", backup.next_epoch, flush=True)
-    model.fit(Data(backup.next_epoch), epochs=EPOCHS, shuffle=False, verbose=0, callbacks=[backup])
+    answers.send(backup.next_epoch)
+    model.fit(Mixed(backup.next_epoch), epochs=epochs, shuffle=False, verbose=0, callbacks=[backup])
     values = [*model.get_weights(), *(np.asarray(v) for v in model.optimizer.variables)]
     digest = hashlib.sha256(b"".join(np.ascontiguousarray(v).tobytes() for v in values))
-    state = [float(head.current_scale), int(head.steps.value)]
-    print("ends", json.dumps([digest.hexdigest(), *state]), flush=True)
-"""
+    answers.send([digest.hexdigest(), float(head.current_scale), int(head.steps.value)])
 
 
 def start(epochs, folder):
-    command = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(TRAINING), str(epochs), folder]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    """A process, and where its answers come from. It has imported TensorFlow when it starts."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["keras_margin"])
+    here, there = context.Pipe(duplex=False)
+    process = context.Process(target=train, args=(epochs, folder, there))
+    process.start()
+    there.close()
+    return process, here
 
 
 def finished(epochs, folder):
-    """What a run that is left alone prints: the first epoch, and how it ends."""
-    output, errors = start(epochs, folder).communicate()
-    assert "ends" in output, errors
-    begins, ends = output.strip().splitlines()
-    return int(begins.split()[1]), json.loads(ends.removeprefix("ends "))
+    """The first epoch of a run that is left alone, and how it ends."""
+    process, answers = start(epochs, folder)
+    found = answers.recv(), answers.recv()
+    process.join()
+    return found
 
 
 @pytest.mark.long
 def test_killed_at_random_moments(tmp_path):
     """20 kills, half of them inside saving; a completed epoch is never lost."""
     epochs = 400
-    _, want = finished(epochs, str(tmp_path / "whole"))
+    _, want = finished(epochs, tmp_path / "whole")
     folder = tmp_path / "killed"
     moments, epoch = random.Random(5), 0
     for kill in range(20):
-        process = start(epochs, str(folder))
-        begins = int(process.stdout.readline().split()[1])
+        process, answers = start(epochs, folder)
+        begins = answers.recv()
         assert begins >= epoch
         wait_for_a_backup(folder, begins)
         time.sleep(moments.uniform(0.0, 0.3))
         if kill % 2:
             while not any(folder.glob(".*")):  # what is being written
-                assert process.poll() is None
-        os.kill(process.pid, signal.SIGKILL)
-        process.communicate()
+                assert process.is_alive()
+        process.kill()
+        process.join()
         epoch = km.callbacks.AtomicBackup(folder).next_epoch
         assert begins < epoch < epochs
-    begins, got = finished(epochs, str(folder))
+    begins, got = finished(epochs, folder)
     assert begins == epoch
     assert got == want
 
