@@ -7,8 +7,95 @@ import shutil
 from pathlib import Path
 
 import keras
+import numpy as np
 
+from keras_margin import verification
+from keras_margin.checks import checked_count
 from keras_margin.files import written_whole
+from keras_margin.retrieval import check_labels
+
+
+class VerificationCallback(keras.callbacks.Callback):
+    """Judges the embeddings of other identities after each epoch, and writes into `logs`.
+
+    The training loss says nothing about identities that are not in the training set. This scores
+    every pair of a labelled set by cosine, see `verification.evaluate`:
+
+        val_eer    val_tar_at_far_1e-2, one for each `far`    val_rank1
+
+    List it before the callbacks that follow these numbers, and give them a `mode`: Keras cannot
+    know that a low `val_eer` is good.
+
+    Args:
+        x: images or other inputs of the model, an array or nested arrays (samples, ...).
+        labels: (samples,) identities, whole numbers; they need not be training classes.
+        far: false accept rates, a number or a sequence.
+        encoder: what maps inputs to embeddings; None: `model.encoder` of an `EmbeddingModel`.
+        batch_size: of the encoder's `predict`.
+        every: epochs from one judgement to the next.
+
+    Raises:
+        ValueError, TypeError: labels that do not fit `x`, `far` out of range.
+
+    Example:
+
+    >>> import keras_margin
+    >>> backbone = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+    >>> model = keras_margin.EmbeddingModel(backbone, keras_margin.ArcFace(4))
+    >>> model.compile("sgd")
+    >>> others, people = np.eye(4)[[0, 0, 1, 1]], np.array([7, 7, 9, 9])
+    >>> judge = VerificationCallback(others, people, far=0.25)
+    >>> stop = keras.callbacks.EarlyStopping("val_eer", mode="min", patience=3)
+    >>> x, y = np.eye(4), np.arange(4)
+    >>> history = model.fit(x, y, epochs=2, verbose=0, callbacks=[judge, stop]).history
+    >>> sorted(history)
+    ['accuracy', 'loss', 'val_eer', 'val_rank1', 'val_tar_at_far_2.5e-1']
+    >>> history["val_eer"]  # equal inputs have equal embeddings
+    [0.0, 0.0]
+    """
+
+    def __init__(self, x, labels, far=(1e-1, 1e-2, 1e-3), *, encoder=None, batch_size=32, every=1):
+        super().__init__()
+        self.x = keras.tree.map_structure(np.asarray, x)
+        for part in keras.tree.flatten(self.x):
+            self.labels = check_labels(labels, len(part), "labels")
+        if len(self.labels) < 2:
+            raise ValueError(
+                f"Two samples make a pair: `labels` must have more. Received: {len(self.labels)}"
+            )
+        self.far = verification.check_far(far)
+        self.encoder = encoder
+        self.batch_size = checked_count("batch_size", batch_size, smallest=1)
+        self.every = checked_count("every", every, smallest=1)
+
+    def on_epoch_end(self, epoch, logs=None):
+        if (epoch + 1) % self.every == 0 and logs is not None:
+            found = verification.evaluate(self._embeddings(), self.labels, self.far)
+            logs["val_eer"] = found["eer"]
+            for far in np.atleast_1d(self.far):
+                logs[f"val_tar_at_far_{_power_of_ten(far)}"] = found[f"tar@far={far:g}"]
+            logs["val_rank1"] = found["rank1"]
+
+    def _embeddings(self):
+        encoder = self.encoder
+        if encoder is None:
+            encoder = getattr(self.model, "encoder", None)
+        if encoder is None:
+            raise ValueError(
+                "`encoder` must say what gives the embeddings, since the model is no "
+                f"EmbeddingModel. Received: encoder=None with {type(self.model).__name__}"
+            )
+        # Batches of one size, filled up with copies: some distributions refuse others.
+        rows = len(self.labels)
+        filled = np.arange(-(-rows // self.batch_size) * self.batch_size) % rows
+        x = keras.tree.map_structure(lambda part: part[filled], self.x)
+        return encoder.predict(x, batch_size=self.batch_size, verbose=0)[:rows]
+
+
+def _power_of_ten(number):
+    """0.01 as 1e-2."""
+    factor, exponent = f"{number:e}".split("e")
+    return f"{float(factor):g}e{int(exponent)}"
 
 
 class AtomicBackup(keras.callbacks.Callback):

@@ -268,7 +268,7 @@ def evaluate(embeddings, labels, far=(1e-1, 1e-2, 1e-3)):
     Reference:
         See `tar_at_far`, `equal_error_rate` and `keras_margin.retrieval.recall_at_k`.
     """
-    fars = np.atleast_1d(_check_far(far))
+    fars = np.atleast_1d(check_far(far))
     scores, genuine = all_pairs(embeddings, labels)
     tars = tar_at_far(scores, genuine, fars)
     genuine_pairs = int(np.count_nonzero(genuine))
@@ -319,7 +319,7 @@ def roc_points(scores, genuine):
 def _operating_points(scores, genuine, far):
     """TAR and threshold of the loosest operating point within each `far`."""
     scores, genuine = check_scores(scores, genuine)
-    bounds = _check_far(far)
+    bounds = check_far(far)
     tar, threshold = np.full((2, *bounds.shape), np.nan)
     genuines = np.count_nonzero(genuine)
     impostors = genuine.size - genuines
@@ -345,7 +345,7 @@ def _operating_points(scores, genuine, far):
     return (tar, threshold) if bounds.ndim else (float(tar), float(threshold))
 
 
-def _check_far(far):
+def check_far(far):
     bounds = np.asarray(far)
     if bounds.ndim > 1 or bounds.dtype.kind not in "iuf":
         raise ValueError(f"`far` must be a number or a sequence of numbers. Received: far={far!r}")

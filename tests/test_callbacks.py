@@ -113,6 +113,78 @@ def test_an_unbuilt_model_is_told_to_build(tmp_path):
         fit(model, tmp_path, 2)
 
 
+# Other identities, judged after each epoch
+
+
+def others(samples=7):
+    rng = np.random.default_rng(3)
+    return rng.normal(size=(samples, *X.shape[1:])).astype("float32"), np.arange(samples) % 3
+
+
+class Embeddings(keras.callbacks.Callback):
+    """Those of the others after each epoch, all at once."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.found.append(self.model.encoder.predict(others()[0], batch_size=7, verbose=0))
+
+
+def test_other_identities_are_judged_after_each_epoch():
+    x, people = others()
+    model, seen = seeded_model(), Embeddings()
+    judge = km.callbacks.VerificationCallback(x, people, far=(0.2, 1e-1), batch_size=4)
+    best = keras.callbacks.EarlyStopping("val_eer", mode="min", patience=9)
+    history = model.fit(X, Y, epochs=3, verbose=0, callbacks=[judge, best, seen]).history
+    assert len({embeddings.tobytes() for embeddings in seen.found}) == 3  # it trains
+    for epoch, embeddings in enumerate(seen.found):
+        want = km.verification.evaluate(embeddings, people, far=(0.2, 0.1))
+        assert history["val_eer"][epoch] == pytest.approx(want["eer"])
+        assert history["val_tar_at_far_2e-1"][epoch] == want["tar@far=0.2"]
+        assert history["val_tar_at_far_1e-1"][epoch] == want["tar@far=0.1"]
+        assert history["val_rank1"][epoch] == want["rank1"]
+    assert best.best == min(history["val_eer"])
+
+
+def test_identities_may_be_judged_every_other_epoch():
+    judge = km.callbacks.VerificationCallback(*others(), far=0.2, every=2)
+    model = seeded_model()
+    assert len(model.fit(X, Y, epochs=5, verbose=0, callbacks=[judge]).history["val_eer"]) == 2
+
+
+def test_an_encoder_of_ones_own_is_judged():
+    x, people = others()
+    dense = keras.Sequential([keras.Input(x.shape[1:]), keras.layers.Dense(2)])
+    dense.compile("sgd", "mse")
+    judge = km.callbacks.VerificationCallback(x, people, far=0.2, encoder=dense)
+    found = dense.fit(x, np.ones((7, 2)), epochs=1, verbose=0, callbacks=[judge]).history
+    embeddings = dense.predict(x, verbose=0)
+    want = km.verification.evaluate(embeddings, people, far=0.2)["eer"]
+    assert found["val_eer"] == [pytest.approx(want)]
+    judge = km.callbacks.VerificationCallback(x, people, far=0.2)
+    with pytest.raises(ValueError, match="since the model is no EmbeddingModel"):
+        dense.fit(x, np.ones((7, 2)), epochs=1, verbose=0, callbacks=[judge])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"labels": [0, 1]}, r"shape \(7,\)"),
+        ({"labels": np.full(7, 0.5)}, r"must be integers. Received: labels\[0\]=0.5"),
+        ({"x": np.ones((1, 6)), "labels": [0]}, "Two samples make a pair"),
+        ({"far": 2.0}, r"in \[0, 1\]"),
+        ({"every": 0}, "`every` must be"),
+        ({"batch_size": 0}, "`batch_size` must be"),
+    ],
+)
+def test_what_cannot_be_judged_is_refused(settings, message):
+    x, people = others()
+    with pytest.raises(ValueError, match=message):
+        km.callbacks.VerificationCallback(**{"x": x, "labels": people, **settings})
+
+
 # Killed at any moment
 
 
