@@ -1,5 +1,6 @@
 """Margin heads of deep face recognition and metric learning as Keras layers."""
 
+from keras_margin import backend as _backend
 from keras_margin import (
     callbacks,
     checkpoints,
@@ -12,7 +13,6 @@ from keras_margin import (
     verification,
 )
 from keras_margin.adaptive_heads import AdaFace, CurricularFace, ElasticFace, MagFace
-from keras_margin.backend import warn_of_backend
 from keras_margin.heads import (
     AdaCos,
     AMSoftmax,
@@ -29,7 +29,7 @@ from keras_margin.nontarget import nontarget_logsumexp
 from keras_margin.sphereface2 import SphereFace2
 from keras_margin.triplet import SemiHardTriplet
 
-warn_of_backend()
+_backend.warn_of_backend()
 
 __version__ = "0.1.0"
 
