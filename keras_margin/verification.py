@@ -11,6 +11,7 @@ from sklearn.exceptions import UndefinedMetricWarning
 from sklearn.metrics import roc_curve
 
 from keras_margin.retrieval import check_labels, recall_at_k, row_blocks, unit_rows
+from keras_margin.streamed_pairs import OperatingPoints, pair_blocks
 
 __all__ = [
     "all_pairs",
@@ -106,17 +107,12 @@ def all_pairs(embeddings, labels):
     """
     units = unit_rows(embeddings, "embeddings")
     labels = check_labels(labels, len(units), "labels")
-    samples = len(units)
-    scores = np.empty(samples * (samples - 1) // 2, np.float32)
+    scores = np.empty(len(units) * (len(units) - 1) // 2, np.float32)
     genuine = np.empty(scores.shape, bool)
-    index = np.arange(samples)
     filled = 0
-    for rows in row_blocks(samples, samples):
-        later = slice(rows.start, samples)  # no pair of this block lies further left
-        above = index[rows, None] < index[later]  # (block, later): i < j
-        into = slice(filled, filled + np.count_nonzero(above))
-        scores[into] = (units[rows] @ units[later].T)[above]
-        genuine[into] = (labels[rows, None] == labels[later])[above]
+    for some_scores, some_genuine in pair_blocks(units, labels):
+        into = slice(filled, filled + len(some_scores))
+        scores[into], genuine[into] = some_scores, some_genuine
         filled = into.stop
     return scores, genuine
 
@@ -239,8 +235,9 @@ def equal_error_rate(scores, genuine):
 def evaluate(embeddings, labels, far=(1e-1, 1e-2, 1e-3)):
     """Verification and identification figures of a labelled set, in one dictionary.
 
-    Every pair of the set is scored by cosine (`all_pairs`), and every sample is looked up among
-    the others.
+    Every pair of the set is scored by cosine, and every sample is looked up among the others, block
+    by block: memory does not grow with the pairs, and the numbers are those of the functions of
+    arrays on `all_pairs`, ties included.
 
         eer = equal_error_rate,  tar@far=F = tar_at_far,  rank1 = recall_at_k with k = 1
 
@@ -269,15 +266,24 @@ def evaluate(embeddings, labels, far=(1e-1, 1e-2, 1e-3)):
         See `tar_at_far`, `equal_error_rate` and `keras_margin.retrieval.recall_at_k`.
     """
     fars = np.atleast_1d(check_far(far))
-    scores, genuine = all_pairs(embeddings, labels)
-    tars = tar_at_far(scores, genuine, fars)
-    genuine_pairs = int(np.count_nonzero(genuine))
+    units = unit_rows(embeddings, "embeddings")
+    labels = check_labels(labels, len(units), "labels")
+    points = OperatingPoints(lambda: pair_blocks(units, labels))
+    eer, tars = float("nan"), np.full(len(fars), np.nan)
+    if not points.genuines or not points.impostors:
+        _warn_undefined("evaluate", points.genuines, points.impostors)
+    else:
+        shown = fars >= 1 / points.impostors
+        tars[shown] = points.accepts(fars[shown]) / points.genuines
+        _warn_of_small(fars[~shown], points.impostors)
+        accepts, rejects = points.equal_error()
+        eer = (accepts / points.impostors + rejects / points.genuines) / 2
     return {
-        "eer": equal_error_rate(scores, genuine),
+        "eer": eer,
         **{f"tar@far={far:g}": float(tar) for far, tar in zip(fars, tars, strict=True)},
         "rank1": recall_at_k(embeddings, labels, 1),
-        "genuine_pairs": genuine_pairs,
-        "impostor_pairs": genuine.size - genuine_pairs,
+        "genuine_pairs": points.genuines,
+        "impostor_pairs": points.impostors,
     }
 
 
@@ -335,13 +341,7 @@ def _operating_points(scores, genuine, far):
         point = np.searchsorted(fars, bounds, side="right") - 1
         tar = np.where(shown, tars[point], np.nan)
         threshold = np.where(shown, thresholds[point], np.nan)
-        if not shown.all():
-            warnings.warn(
-                f"far={bounds[~shown].tolist()} is below 1 / {impostors} impostor pairs. "
-                "The result is NaN.",
-                UndefinedMetricWarning,
-                stacklevel=3,
-            )
+        _warn_of_small(bounds[~shown], impostors, stacklevel=4)
     return (tar, threshold) if bounds.ndim else (float(tar), float(threshold))
 
 
@@ -352,6 +352,15 @@ def check_far(far):
     if not np.all((bounds >= 0) & (bounds <= 1)):
         raise ValueError(f"`far` must be in [0, 1]. Received: far={far!r}")
     return bounds.astype(np.float64)
+
+
+def _warn_of_small(fars, impostors, stacklevel=3):
+    if len(fars):
+        warnings.warn(
+            f"far={fars.tolist()} is below 1 / {impostors} impostor pairs. The result is NaN.",
+            UndefinedMetricWarning,
+            stacklevel=stacklevel,
+        )
 
 
 def _warn_undefined(what, genuines, impostors, stacklevel=3):
