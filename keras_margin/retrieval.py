@@ -5,7 +5,7 @@ import warnings
 import numpy as np
 from sklearn.exceptions import UndefinedMetricWarning
 
-__all__ = ["recall_at_k"]
+__all__ = ["map_at_r", "r_precision", "recall_at_k"]
 
 # Cosines held at once: 32 MB of float64.
 BLOCK_SIZE = 2**22
@@ -53,6 +53,106 @@ def recall_at_k(embeddings, labels, k, reference=None, reference_labels=None):
         Embedding. 2016, arXiv:1511.06452.
     """
     ks = _check_k(k)
+    ranks = [np.empty(0, int)]
+    for cosines, relevant in _answered(embeddings, labels, reference, reference_labels):
+        # The rank needs no sort: count what stands before the nearest relevant neighbour.
+        index = np.arange(cosines.shape[1])
+        first = np.argmax(np.where(relevant, cosines, -np.inf), axis=1)[:, None]  # (block, 1)
+        nearest = np.take_along_axis(cosines, first, axis=1)
+        ahead = (cosines > nearest) | ((cosines == nearest) & (index < first))
+        ranks.append(ahead.sum(axis=1))
+    ranks = np.concatenate(ranks)  # (answered queries,)
+    if ranks.size == 0:
+        _warn_undefined("recall_at_k")
+        recalls = np.full(ks.shape, np.nan)
+    else:
+        recalls = np.mean(ranks[:, None] < ks.reshape(-1), axis=0).reshape(ks.shape)
+    return recalls if ks.ndim else float(recalls)
+
+
+def r_precision(embeddings, labels, reference=None, reference_labels=None):
+    """Share of relevant items among the R nearest, R being how many are relevant to the query.
+
+        R-precision = mean over queries of (relevant among the R nearest) / R
+
+    Args:
+        embeddings, labels, reference, reference_labels: as of `recall_at_k`, and in its order.
+
+    Returns:
+        A float; NaN, with an `UndefinedMetricWarning`, where no query can be answered.
+
+    Raises:
+        ValueError: shapes, types or values that do not fit.
+
+    Example:
+        >>> import numpy as np
+        >>> from keras_margin import retrieval
+        >>> embeddings = np.array([[1.0, 0.0], [0.9, 0.1], [0.8, 0.3], [0.0, 1.0]])
+        >>> retrieval.r_precision(embeddings, [0, 0, 1, 1])
+        0.75
+
+    Reference:
+        Musgrave, Belongie, Lim: A Metric Learning Reality Check. 2020, arXiv:2003.08505, section
+        3.2.
+    """
+    sets = embeddings, labels, reference, reference_labels
+    return _mean_over_queries("r_precision", sets, lambda hits: hits)
+
+
+def map_at_r(embeddings, labels, reference=None, reference_labels=None):
+    """Mean average precision over the R nearest, R being how many are relevant to the query.
+
+        MAP@R = mean over queries of 1/R sum_{i <= R} [i-th is relevant] precision at i
+
+    Args:
+        embeddings, labels, reference, reference_labels: as of `recall_at_k`, and in its order.
+
+    Returns:
+        A float; NaN, with an `UndefinedMetricWarning`, where no query can be answered.
+
+    Raises:
+        ValueError: shapes, types or values that do not fit.
+
+    Example:
+        >>> import numpy as np
+        >>> from keras_margin import retrieval
+        >>> reference = np.array([[1.0, 0.0], [0.9, 0.1], [0.8, 0.3]])
+        >>> retrieval.map_at_r([[1.0, 0.0]], [1], reference, [0, 1, 1])  # (1/2) / 2
+        0.25
+
+    Reference:
+        Musgrave, Belongie, Lim: A Metric Learning Reality Check. 2020, arXiv:2003.08505, section
+        3.2.
+    """
+
+    def precision_at_hits(hits):
+        return hits * np.cumsum(hits, axis=1) / np.arange(1, hits.shape[1] + 1)
+
+    sets = embeddings, labels, reference, reference_labels
+    return _mean_over_queries("map_at_r", sets, precision_at_hits)
+
+
+def _mean_over_queries(name, sets, value_of):
+    """The mean of sum(value_of(hits)) / R over the queries that can be answered.
+
+    `hits`: bool (queries, neighbours), whether the i-th nearest is relevant, False behind R.
+    """
+    values = [np.empty(0)]
+    for cosines, relevant in _answered(*sets):
+        order = np.argsort(-cosines, axis=1, kind="stable")
+        number = relevant.sum(axis=1)  # R
+        hits = np.take_along_axis(relevant, order, axis=1)
+        hits &= np.arange(hits.shape[1]) < number[:, None]
+        values.append(value_of(hits).sum(axis=1) / number)
+    values = np.concatenate(values)
+    if values.size == 0:
+        _warn_undefined(name, stacklevel=4)
+        return float("nan")
+    return float(values.mean())
+
+
+def _answered(embeddings, labels, reference, reference_labels):
+    """Cosines and relevance, (block, references) each, of the queries that have an answer."""
     queries = unit_rows(embeddings, "embeddings")
     labels = check_labels(labels, len(queries), "labels")
     if (reference is None) != (reference_labels is None):
@@ -72,24 +172,7 @@ def recall_at_k(embeddings, labels, k, reference=None, reference_labels=None):
                 "`reference` must have as many columns as `embeddings`. Received: "
                 f"reference.shape={references.shape}, embeddings.shape={queries.shape}"
             )
-
-    ranks = _first_relevant_ranks(queries, labels, references, reference_labels, leave_one_out)
-    if ranks.size == 0:
-        warnings.warn(
-            "recall_at_k is undefined: no query has a neighbour with its label. The result is NaN.",
-            UndefinedMetricWarning,
-            stacklevel=2,
-        )
-        recalls = np.full(ks.shape, np.nan)
-    else:
-        recalls = np.mean(ranks[:, None] < ks.reshape(-1), axis=0).reshape(ks.shape)
-    return recalls if ks.ndim else float(recalls)
-
-
-def _first_relevant_ranks(queries, labels, references, reference_labels, leave_one_out):
-    """0-based rank of the first neighbour with the query's label, for queries that have one."""
     index = np.arange(len(references))
-    ranks = [np.empty(0, int)]
     for rows in row_blocks(len(queries), len(references)):
         cosines = (queries[rows] @ references.T).astype(np.float32)  # (block, references)
         relevant = labels[rows, None] == reference_labels
@@ -98,15 +181,16 @@ def _first_relevant_ranks(queries, labels, references, reference_labels, leave_o
             cosines[itself] = -np.inf
             relevant[itself] = False
         answered = relevant.any(axis=1)
-        if not answered.any():
-            continue
-        cosines, relevant = cosines[answered], relevant[answered]
-        # The rank needs no sort: count what stands before the nearest relevant neighbour.
-        first = np.argmax(np.where(relevant, cosines, -np.inf), axis=1)[:, None]  # (block, 1)
-        nearest = np.take_along_axis(cosines, first, axis=1)
-        ahead = (cosines > nearest) | ((cosines == nearest) & (index < first))
-        ranks.append(ahead.sum(axis=1))
-    return np.concatenate(ranks)
+        if answered.any():
+            yield cosines[answered], relevant[answered]
+
+
+def _warn_undefined(name, stacklevel=3):
+    warnings.warn(
+        f"{name} is undefined: no query has a neighbour with its label. The result is NaN.",
+        UndefinedMetricWarning,
+        stacklevel=stacklevel,
+    )
 
 
 def unit_rows(embeddings, name):

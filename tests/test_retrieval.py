@@ -259,3 +259,57 @@ def test_bad_input(arguments, message):
     valid = {"embeddings": [[1.0, 0.0], [0.0, 1.0]], "labels": [0, 0], "k": 1}
     with pytest.raises(ValueError, match=exactly(message)):
         recall_at_k(**{**valid, **arguments})
+
+
+# R-precision and MAP@R
+
+
+def slow_at_r(queries, labels):
+    """R-precision and MAP@R by sorting the neighbours of each query in turn."""
+    precisions, averages = [], []
+    for i, query in enumerate(queries):
+        others = [j for j in range(len(queries)) if j != i]
+        others.sort(key=lambda j: (-slow_cosine_order(query, queries[j]), j))
+        ranked = [labels[j] == labels[i] for j in others]
+        number = sum(ranked)
+        if number:
+            hits = ranked[:number]
+            precisions.append(Fraction(sum(hits), number))
+            at = [Fraction(sum(hits[: n + 1]), n + 1) * hit for n, hit in enumerate(hits)]
+            averages.append(sum(at) / number)
+    if not precisions:
+        return None
+    return [float(sum(each) / len(each)) for each in (precisions, averages)]
+
+
+@checked
+@given(samples)
+def test_r_precision_and_map_at_r_equal_slow_reference(data):
+    embeddings, labels = [row for row, _ in data], [label for _, label in data]
+    want = slow_at_r(embeddings, labels)
+    functions = retrieval.r_precision, retrieval.map_at_r
+    if want is None:
+        for function in functions:
+            with pytest.warns(UndefinedMetricWarning, match=function.__name__):
+                assert np.isnan(function(embeddings, labels))
+    else:
+        check_equal([function(embeddings, labels) for function in functions], want)
+
+
+def test_hand_made_ranking_at_r():
+    """Query of label 1, neighbours 0, 1, 1, 2, 2: R = 2, of which the second is found."""
+    angles = np.array([0.1, 0.2, 0.3, 0.4, 0.5])
+    reference, kinds = np.stack([np.cos(angles), np.sin(angles)], axis=1), [0, 1, 1, 2, 2]
+    sets = [[1.0, 0.0]], [1], reference, kinds
+    assert retrieval.map_at_r(*sets) == 0.25
+    assert retrieval.r_precision(*sets) == 0.5
+    assert recall_at_k([[1.0, 0.0]], [1], 1, reference, kinds) == 0.0
+
+
+@pytest.mark.parametrize("function", [retrieval.r_precision, retrieval.map_at_r])
+def test_at_r_does_not_depend_on_the_blocks(monkeypatch, function):
+    rng = np.random.default_rng(0)
+    embeddings, labels = rng.integers(-2, 3, (40, 3)), rng.integers(0, 5, 40)
+    want = function(embeddings, labels)
+    monkeypatch.setattr(retrieval, "BLOCK_SIZE", 1)
+    assert function(embeddings, labels) == pytest.approx(want, rel=1e-12)
