@@ -13,6 +13,7 @@ from keras_margin import verification
 from keras_margin.checks import checked_count
 from keras_margin.files import written_whole
 from keras_margin.retrieval import check_labels
+from keras_margin.score_checks import check_far
 
 
 class VerificationCallback(keras.callbacks.Callback):
@@ -63,7 +64,7 @@ class VerificationCallback(keras.callbacks.Callback):
             raise ValueError(
                 f"Two samples make a pair: `labels` must have more. Received: {len(self.labels)}"
             )
-        self.far = verification.check_far(far)
+        self.far = check_far(far)
         self.encoder = encoder
         self.batch_size = checked_count("batch_size", batch_size, smallest=1)
         self.every = checked_count("every", every, smallest=1)

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from keras_margin.retrieval import check_labels, unit_rows
-from keras_margin.verification import check_scores, roc_points
+from keras_margin.score_checks import check_scores
+from keras_margin.verification import roc_points
 
 __all__ = ["embeddings", "roc", "score_histogram"]
 

@@ -14,6 +14,7 @@ from keras_margin.verification import (
     all_pairs,
     equal_error_rate,
     evaluate,
+    kfold_accuracy,
     pair_scores,
     tar_at_far,
     threshold_at_far,
@@ -467,3 +468,51 @@ def test_bad_embeddings(function):
     message = "`embeddings` must be finite. Received: embeddings[1] with a NaN or infinite value"
     with pytest.raises(ValueError, match=exactly(message)):
         function([[1.0, 0.0], [np.nan, 0.0]])
+
+
+# Folds
+
+
+def slow_kfold(scores, genuine, folds):
+    """Every threshold between two scores of the other folds is tried, from the highest down."""
+    accuracies = []
+    edges = np.cumsum([0] + [len(part) for part in np.array_split(scores, folds)])
+    for start, stop in zip(edges[:-1], edges[1:], strict=True):
+        train = [i for i in range(len(scores)) if not start <= i < stop]
+        values = sorted({scores[i] for i in train}, reverse=True)
+        bounds = [np.inf, *values, -np.inf]
+        middles = [(high + low) / 2 for high, low in zip(bounds[:-1], bounds[1:], strict=True)]
+        right = [sum((scores[i] >= t) == genuine[i] for i in train) for t in middles]
+        best = middles[right.index(max(right))]
+        accuracies.append(np.mean([(scores[i] >= best) == genuine[i] for i in range(start, stop)]))
+    return np.mean(accuracies), np.std(accuracies)
+
+
+@pytest.mark.parametrize("folds", [2, 3, 10, 23])
+def test_kfold_accuracy_equals_slow_reference(folds):
+    rng = np.random.default_rng(folds)
+    for _ in range(5):
+        genuine = rng.random(23) < 0.5
+        scores = np.round(rng.normal(size=23) + genuine, 1)  # with ties
+        want = slow_kfold(scores.tolist(), genuine.tolist(), folds)
+        assert kfold_accuracy(scores, genuine, folds) == pytest.approx(want, rel=1e-12)
+
+
+def test_kfold_accuracy_keeps_the_order_of_the_list():
+    """Two halves with thresholds far apart: each is judged by that of the other."""
+    scores, genuine = [0.9, 0.8, 0.3, 0.2], [1, 0, 1, 0]
+    assert kfold_accuracy(scores, genuine, folds=2) == (0.5, 0.0)
+    assert kfold_accuracy([0.9, 0.2, 0.8, 0.1], [1, 0, 1, 0], folds=2) == (1.0, 0.0)
+
+
+@pytest.mark.parametrize("folds", [1, 0, 5, -2])
+def test_kfold_accuracy_refuses_folds_that_it_cannot_make(folds):
+    message = f"`folds` must be from 2 to the number of pairs, 4. Received: folds={folds}"
+    with pytest.raises(ValueError, match=exactly(message)):
+        kfold_accuracy([0.1, 0.2, 0.3, 0.4], [0, 1, 0, 1], folds)
+
+
+@pytest.mark.parametrize("folds", [2.0, True, "2"])
+def test_kfold_accuracy_refuses_what_is_no_number_of_folds(folds):
+    with pytest.raises(TypeError, match="`folds` must be an integer"):
+        kfold_accuracy([0.1, 0.2, 0.3, 0.4], [0, 1, 0, 1], folds)
