@@ -10,6 +10,7 @@ import numpy as np
 from sklearn.exceptions import UndefinedMetricWarning
 from sklearn.metrics import roc_curve
 
+from keras_margin.identification import identify
 from keras_margin.retrieval import check_labels, recall_at_k, row_blocks, unit_rows
 from keras_margin.score_checks import check_far, check_scores
 from keras_margin.streamed_pairs import OperatingPoints, pair_blocks
@@ -18,6 +19,7 @@ __all__ = [
     "all_pairs",
     "equal_error_rate",
     "evaluate",
+    "identify",
     "kfold_accuracy",
     "pair_scores",
     "tar_at_far",
