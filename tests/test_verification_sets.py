@@ -1,0 +1,133 @@
+"""insightface's verification sets, and files that look like them."""
+
+import io
+import os
+import pickle
+import re
+
+import numpy as np
+import pytest
+
+from keras_margin import safe_pickle
+from keras_margin.datasets import read_verification_bin
+
+JPEG, PNG = b"\xff\xd8\xff\xe0" + bytes(range(256)), b"\x89PNG\r\n\x1a\n" + bytes(300)
+IMAGES = [JPEG, PNG, PNG + b"1", JPEG + b"2"]
+
+
+def written(folder, content, protocol=4):
+    path = folder / "some.bin"
+    path.write_bytes(content if isinstance(content, bytes) else pickle.dumps(content, protocol))
+    return path
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.parametrize("flags", [[True, False], [np.True_, np.False_], [1, 0], [np.int64(1), 0]])
+def test_every_protocol_and_kind_of_flag(tmp_path, flags, protocol):
+    found = read_verification_bin(written(tmp_path, (IMAGES, flags), protocol))
+    assert found.images == IMAGES
+    assert found.pairs.tolist() == [[0, 1], [2, 3]]
+    assert found.genuine.dtype == bool
+    assert found.genuine.tolist() == [True, False]
+
+
+def test_strings_of_python_2(tmp_path):
+    """As Python 2 wrote ([b'..', b'..'], [True]) with protocol 2."""
+    image = b"\xff\xd8\xff\xe0two"
+    item = b"U" + bytes([len(image)]) + image
+    data = b"\x80\x02]q\x00(" + item + item + b"e]q\x01\x88a\x86q\x02."
+    assert read_verification_bin(written(tmp_path, data)).images == [image, image]
+
+
+class Evil:
+    def __reduce__(self):
+        return os.system, ("touch executed",)
+
+
+def numpy_object():
+    return np.array([object()], dtype=object)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [Evil(), ([Evil(), JPEG], [True]), (IMAGES, [Evil(), 0]), {"a": 1}, (IMAGES, [1.5, 0]), {1, 2}],
+    ids=["call", "call in images", "call in flags", "dict", "float", "set"],
+)
+@pytest.mark.parametrize("protocol", [0, 2, 4])
+def test_whatever_else_is_refused_and_nothing_executed(tmp_path, monkeypatch, content, protocol):
+    monkeypatch.chdir(tmp_path)
+    path = written(tmp_path, content, protocol)
+    with pytest.raises(ValueError, match=rf"refused: .* at byte \d+. Received: path='{path}'"):
+        read_verification_bin(path)
+    assert os.listdir(tmp_path) == ["some.bin"]
+
+
+@pytest.mark.parametrize("call", ["numpy dtype", "numpy.core.multiarray scalar", "_codecs encode"])
+@pytest.mark.parametrize("argument", [b"cos\nsystem\n", b"U\x02O8", b"U\x03M8x", b"N", b"(lI1\na"])
+def test_known_calls_take_known_arguments_alone(call, argument):
+    module, name = call.split(" ")
+    data = b"c" + f"{module}\n{name}\n".encode() + argument + argument + b"\x86R."
+    with pytest.raises(ValueError, match="refused|damaged"):
+        safe_pickle.loads(data)
+
+
+def test_a_file_cut_at_any_byte_is_refused(tmp_path):
+    whole = pickle.dumps((IMAGES, [True, np.False_]), 4)
+    for size in range(len(whole)):
+        path = written(tmp_path, whole[:size])
+        with pytest.raises(ValueError, match=r"(after|at) byte \d+.*Received: path="):
+            read_verification_bin(path)
+
+
+def test_a_garbled_file_never_passes_for_another_one(tmp_path):
+    """One byte changed: an error, or the set with that byte of an image or that flag changed."""
+    whole = pickle.dumps(([JPEG, PNG], [True]), 4)
+    rng = np.random.default_rng(0)
+    for place in range(len(whole)):
+        data = bytearray(whole)
+        data[place] ^= int(rng.integers(1, 256))
+        try:
+            found = read_verification_bin(written(tmp_path, bytes(data)))
+        except ValueError as error:
+            assert "some.bin" in str(error)
+        else:
+            assert len(found.images) == 2 and len(found.genuine) == 1
+            assert all(isinstance(image, bytes) for image in found.images)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ([IMAGES], "it must hold (images, flags)"),
+        ((IMAGES, []), "a list of images and a list of flags"),
+        ((JPEG, [True]), "a list of images and a list of flags"),
+        ((IMAGES, [True]), "4 images for 1 flags, not two for each"),
+        ((IMAGES, [True, 2]), "flag 1 is 2, neither True nor False"),
+        ((IMAGES, [True, None]), "flag 1 is None"),
+        (([JPEG, b"GIF89a"], [True]), "image 1 is neither JPEG nor PNG"),
+        (([JPEG, "text"], [True]), "image 1 is neither JPEG nor PNG"),
+        (([JPEG, b""], [True]), "image 1 is neither JPEG nor PNG"),
+    ],
+)
+def test_other_content_is_named(tmp_path, content, message):
+    path = written(tmp_path, content)
+    with pytest.raises(ValueError, match=re.escape(f"{message}") + ".*" + re.escape(str(path))):
+        read_verification_bin(path)
+
+
+def test_size_and_existence(tmp_path):
+    path = written(tmp_path, (IMAGES, [True, False]))
+    with pytest.raises(ValueError, match=r"more than max_bytes=100: pass a larger one"):
+        read_verification_bin(path, max_bytes=100)
+    with pytest.raises(FileNotFoundError, match="none.bin"):
+        read_verification_bin(tmp_path / "none.bin")
+
+
+@pytest.mark.parametrize("size", [2**31, 2**62])
+def test_a_size_beyond_the_file_takes_no_memory(size):
+    data = b"\x80\x04\x8e" + size.to_bytes(8, "little") + b"abc"
+    with pytest.raises(ValueError, match="damaged"):
+        safe_pickle.loads(data)
+    buffer = io.BytesIO()
+    pickle.dump([1], buffer, 4)
+    assert safe_pickle.loads(buffer.getvalue()) == [1]
