@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from keras_margin import safe_pickle
-from keras_margin.datasets import read_verification_bin
+from keras_margin.datasets import read_pairs_txt, read_verification_bin
 
 JPEG, PNG = b"\xff\xd8\xff\xe0" + bytes(range(256)), b"\x89PNG\r\n\x1a\n" + bytes(300)
 IMAGES = [JPEG, PNG, PNG + b"1", JPEG + b"2"]
@@ -131,3 +131,58 @@ def test_a_size_beyond_the_file_takes_no_memory(size):
     buffer = io.BytesIO()
     pickle.dump([1], buffer, 4)
     assert safe_pickle.loads(buffer.getvalue()) == [1]
+
+
+# pairs.txt
+
+FILES = ["Ann/Ann_0001.jpg", "Ann/Ann_0002.png", "Bo_X/Bo_X_0001.jpg", "Cy/Cy_0012.jpg"]
+LINES = ["Ann\t1\t2", "Ann\t1\tBo_X\t1", "Ann 2 1", "Cy 12 Ann 2"]
+
+
+def listed(folder, *lines):
+    for file in FILES:
+        (folder / file).parent.mkdir(exist_ok=True)
+        (folder / file).touch()
+    (folder / "pairs.txt").write_text("\n".join(lines) + "\n", "utf-8")
+    return folder / "pairs.txt", folder
+
+
+def test_pairs_in_the_order_of_the_list(tmp_path):
+    found = read_pairs_txt(*listed(tmp_path, "2 1", *LINES))
+    names = [os.path.relpath(path, tmp_path) for path in found.paths]
+    assert names == FILES
+    assert found.pairs.tolist() == [[0, 1], [0, 2], [1, 0], [3, 1]]
+    assert found.genuine.tolist() == [True, False, True, False]
+    assert found.folds == 2
+
+
+def test_one_number_means_one_fold(tmp_path):
+    found = read_pairs_txt(*listed(tmp_path, "1", *LINES[:2]))
+    assert (found.folds, found.genuine.tolist()) == (1, [True, False])
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ([], "Line 1 of the list must hold the number of folds"),
+        (["ten 300", *LINES], "Line 1 of the list must hold the number of folds"),
+        (["2 1", *LINES[:3]], "promises 2 x 2 x 1 pairs, and 3 lines come after it"),
+        (["0 0"], "promises 0 x 2 x 0 pairs"),
+        (["2 1", LINES[1], *LINES[1:]], "Line 2 of the list must have the form `name i j`"),
+        (["2 1", LINES[0], *LINES[:3]], "Line 3 of the list must have the form `name i other j`"),
+        (["1", "Ann 1 x", LINES[1]], "Line 2 of the list names no image: Ann x"),
+        (["1", "../Ann 1 2", LINES[1]], "Line 2 of the list names no image: ../Ann 1"),
+        (["1", ".. 1 2", LINES[1]], "Line 2 of the list names no image: .. 1"),
+    ],
+)
+def test_a_list_of_another_form_is_named(tmp_path, lines, message):
+    path, images = listed(tmp_path, *lines)
+    with pytest.raises(ValueError, match=re.escape(message) + ".*" + re.escape(str(path))):
+        read_pairs_txt(path, images)
+
+
+def test_a_missing_image_is_named(tmp_path):
+    path, images = listed(tmp_path, "1", "Ann 1 3", LINES[1])
+    message = f"Line 2 of the list names an image that is not there: {tmp_path}/Ann/Ann_0003.jpg"
+    with pytest.raises(FileNotFoundError, match=re.escape(message)):
+        read_pairs_txt(path, images)
