@@ -7,6 +7,8 @@ import numpy as np
 
 from keras_margin.batches import balanced_batches as balanced_batches
 from keras_margin.padding import pad_last_batch as pad_last_batch
+from keras_margin.record_io import RecordSet as RecordSet
+from keras_margin.record_io import record_dataset as record_dataset
 from keras_margin.verification_sets import PairList as PairList
 from keras_margin.verification_sets import VerificationSet as VerificationSet
 from keras_margin.verification_sets import read_pairs_txt as read_pairs_txt
