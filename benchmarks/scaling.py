@@ -48,7 +48,19 @@ def parse_arguments(arguments=None):
     parser.add_argument("--dim", type=int, default=512, help="default: 512")
     parser.add_argument("--sample-rate", type=float, default=0.1, help="default: 0.1")
     parser.add_argument("--out", type=Path, default=Path("runs/bench"), help="default: runs/bench")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    for name in ("classes", "devices", "batch", "dim"):
+        value = getattr(options, name)
+        least = 2 if name == "classes" else 1
+        if min(value if isinstance(value, list) else [value]) < least:
+            parser.error(f"--{name} must be at least {least}. Received: {value}")
+    if options.batch % options.devices:
+        parser.error(
+            f"--batch must be a multiple of --devices={options.devices}. Received: {options.batch}"
+        )
+    if not 0.0 < options.sample_rate <= 1.0:
+        parser.error(f"--sample-rate must be in (0, 1]. Received: {options.sample_rate}")
+    return options
 
 
 def compiled_step(options, classes, sample_rate, shared_out):

@@ -15,12 +15,14 @@ again goes on after the last one.
 
 import argparse
 import os
+import signal
 import socket
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+HEADS = "AdaCos", "AdaFace", "ArcFace", "CosFace", "CurricularFace", "NormFace", "SphereFace2"
 IGNORED = -1  # the label of rows that fill a batch up
 
 
@@ -50,7 +52,7 @@ def parse_arguments(arguments=None):
         help="shares of the batch and of the classes (default: processes, devices of a process)",
     )
     parser.add_argument("--dataset", default="mnist_5k", help="as in train.py")
-    parser.add_argument("--head", default="AdaCos", help="a head of keras_margin (default: AdaCos)")
+    parser.add_argument("--head", default="AdaCos", choices=HEADS, help="default: AdaCos")
     parser.add_argument("--epochs", type=int, default=3, help="default: 3")
     parser.add_argument("--batch-size", type=int, default=64, help="of all processes (default: 64)")
     parser.add_argument("--seed", type=int, default=0, help="default: 0")
@@ -67,6 +69,8 @@ def parse_arguments(arguments=None):
         value = getattr(options, name)
         if value is not None and value < 1:
             parser.error(f"--{name.replace('_', '-')} must be at least 1. Received: {value}")
+    if options.mesh and min(options.mesh) < 1:
+        parser.error(f"--mesh must hold two numbers of at least 1. Received: {options.mesh}")
     if (options.coordinator is None) != (options.process_id is None):
         parser.error("--coordinator and --process-id belong together")
     if options.process_id is not None and not 0 <= options.process_id < options.processes:
@@ -85,6 +89,8 @@ def start_here(options):
     devices = options.cpu_devices or max(1, 4 // options.processes)
     command = [sys.executable, __file__, *sys.argv[1:], "--coordinator", f"127.0.0.1:{port}"]
     command += ["--cpu-devices", str(devices), "--process-id"]
+    # A terminated parent takes its processes with it, as Ctrl-C does.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     running = [subprocess.Popen([*command, str(i)]) for i in range(options.processes)]
     try:
         while any(process.poll() is None for process in running):
@@ -174,14 +180,14 @@ def go_on(model, folder):
     from keras_margin import checkpoints
 
     # While it is being written, a checkpoint has another name.
-    done = sorted(path for path in folder.glob("epoch-*") if path.name[6:].isdigit())
+    done = [int(path.name[6:]) for path in folder.glob("epoch-*") if path.name[6:].isdigit()]
+    first_epoch = max(done, default=0)
     if done:
-        checkpoints.restore(model, done[-1])
+        checkpoints.restore(model, folder / f"epoch-{first_epoch:04}")
 
     def save(epoch, logs):
         checkpoints.save(model, folder / f"epoch-{epoch + 1:04}")
 
-    first_epoch = int(done[-1].name[6:]) if done else 0
     return first_epoch, [keras.callbacks.LambdaCallback(on_epoch_end=save)]
 
 

@@ -13,6 +13,7 @@ from keras_margin import verification
 from keras_margin.checks import checked_count
 from keras_margin.files import written_whole
 from keras_margin.retrieval import check_labels
+from keras_margin.saving import built_optimizer
 from keras_margin.score_checks import check_far
 
 
@@ -157,6 +158,10 @@ class AtomicBackup(keras.callbacks.Callback):
         return 0 if record is None else record["epoch"]
 
     def on_train_begin(self, logs=None):
+        if self.directory.exists() and not self.directory.is_dir():
+            raise NotADirectoryError(
+                f"`directory` must be a folder. Received: directory={str(self.directory)!r}"
+            )
         record = self._read_record()
         self._remove_leftovers(record)
         if record is None:
@@ -170,7 +175,7 @@ class AtomicBackup(keras.callbacks.Callback):
             raise ValueError(
                 "The model must be built before its backup can be restored: call it on a batch."
             )
-        self.model.optimizer.build(self.model.trainable_variables)
+        built_optimizer(self.model)
         try:
             self.model.load_weights(weights)
         except ValueError as error:
@@ -210,7 +215,7 @@ class AtomicBackup(keras.callbacks.Callback):
                 "weights": str(record["weights"]),
                 "sha256": str(record["sha256"]),
             }
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, OverflowError) as error:
             raise ValueError(self._damaged(f"{self._record} cannot be read")) from error
 
     def _remove_leftovers(self, record):

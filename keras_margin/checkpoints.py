@@ -7,11 +7,12 @@ its memory, a checkpoint of this module is a folder of arrays, each written from
 import contextlib
 import json
 import os
-from pathlib import Path
 
 import keras
+import numpy as np
 
 from keras_margin.row_updates import slots_of
+from keras_margin.saving import built_optimizer
 
 
 def save(model, directory):
@@ -22,7 +23,8 @@ def save(model, directory):
 
     Args:
         model: a built `EmbeddingModel`.
-        directory: a folder that is not there yet, the same for all processes.
+        directory: a folder that is not there yet, the same for all processes: on a file system that
+            they share, or what orbax can write to, such as gs://bucket/run.
 
     Raises:
         FileExistsError: it is there.
@@ -34,7 +36,8 @@ def save(model, directory):
             on_epoch_end=lambda epoch, logs: checkpoints.save(model, f"run/epoch-{epoch:03}")
         )
     """
-    ocp, directory = _orbax(), _checked(directory)
+    ocp = _orbax()
+    directory = _checked(directory)
     if directory.exists():
         raise FileExistsError(
             "`directory` must be a new folder, such as one for each epoch: what is there would be "
@@ -44,6 +47,7 @@ def save(model, directory):
     about = {
         "model": json.dumps(keras.saving.serialize_keras_object(model)),
         "rows": getattr(model.head, "num_rows", None),  # of the centres, without padding
+        "sums": _sums_of(arrays),
     }
     context = ocp.Context()
     # Compressed, copied or shared out anew the arrays would be in memory several times.
@@ -61,13 +65,15 @@ def restore(model, directory):
     """Reads what `save` wrote into a model of the same kind, on any number of devices.
 
     Args:
-        model: an `EmbeddingModel`, built and, if the optimizer is to go on, compiled.
+        model: an `EmbeddingModel`, built and, if the optimizer is to go on, compiled. It stays as
+            it was where this raises.
         directory: what `save` got.
 
     Raises:
         ValueError: no such checkpoint, a damaged one, or one of another model.
     """
-    _read(model, _checked(directory))
+    _orbax()
+    _read(model, _checked(directory), compare=True)
 
 
 def load_model(directory):
@@ -85,19 +91,25 @@ def load_model(directory):
     Raises:
         ValueError: no such checkpoint, or a damaged one.
     """
+    _orbax()
     directory = _checked(directory)
     model = keras.saving.deserialize_keras_object(json.loads(_about(directory)["model"]))
-    _read(model, directory)
+    _read(model, directory, compare=False)
     return model
 
 
-def _read(model, directory):
+def _read(model, directory, compare):
     import jax
 
-    ocp, variables = _orbax(), _variables(model)
-    saved_rows = _about(directory)["rows"]
+    ocp, variables, about = _orbax(), _variables(model), _about(directory)
+    if compare:
+        _compare(model, about, directory)
+    saved_rows = about["rows"]
     with _naming(directory):
-        saved = ocp.pytree_metadata(directory, checkpointable_name="arrays").metadata
+        saved = dict(ocp.pytree_metadata(directory, checkpointable_name="arrays").metadata)
+    is_whole = getattr(model, "optimizer", None) is not None
+    if not is_whole:  # it asks for no slots
+        saved = {name: value for name, value in saved.items() if name.startswith("model-")}
     if saved.keys() != variables.keys():
         raise ValueError(
             f"The checkpoint is of another model or optimizer: it holds {len(saved)} arrays, the "
@@ -119,20 +131,26 @@ def _read(model, directory):
         wanted[name] = jax.ShapeDtypeStruct(variable.shape, value.dtype, sharding=value.sharding)
     context = ocp.Context()
     context.array.loading.enable_padding_and_truncation = True  # with zeros, of zeros
+    context.pytree.loading.partial_load = not is_whole
     with context, _naming(directory):
         arrays = ocp.load_checkpointables(directory, {"arrays": wanted})["arrays"]
+        for name, number in _sums_of(arrays).items():
+            if number != about["sums"][name]:
+                raise ValueError(f"{variables[name].path} was garbled")
     for name, variable in variables.items():
         variable.assign(arrays[name])
 
 
 def _variables(model):
     """{name in a checkpoint: variable}. Names are places: Keras numbers layers anew each time."""
+    if not hasattr(model, "head"):
+        raise TypeError(f"`model` must be an EmbeddingModel. Received: {type(model).__name__}")
     if not model.built:
         raise ValueError("The model must be built: call it on a batch.")
     found = {f"model-{i}": variable for i, variable in enumerate(model.variables)}
-    if model.optimizer is not None:
-        model.optimizer.build(model.trainable_variables)
-        slots = model.optimizer.variables
+    optimizer = built_optimizer(model)
+    if optimizer is not None:
+        slots = optimizer.variables
         found.update({f"optimizer-{i}": variable for i, variable in enumerate(slots)})
     return found
 
@@ -141,8 +159,70 @@ def _with_padding(model):
     """The centres and their slots."""
     if model.head.num_classes is None:
         return []
-    centers = model.head.centers
-    return [centers, *(slots_of(model.optimizer, centers) if model.optimizer is not None else [])]
+    centers, optimizer = model.head.centers, built_optimizer(model)
+    return [centers, *([] if optimizer is None else slots_of(optimizer, centers))]
+
+
+def _compare(model, about, directory):
+    """Refuses a checkpoint whose arrays fit and mean something else."""
+    here = keras.saving.serialize_keras_object(model)
+    there = json.loads(about["model"])
+    for name in ("head", "optimizer"):
+        found = [_identity(config, name) for config in (here, there)]
+        if None not in found and found[0] != found[1]:
+            raise ValueError(
+                f"The checkpoint is of another model: the {name} is {found[0]} here and {found[1]} "
+                f"there. Received: directory={str(directory)!r}"
+            )
+
+
+def _identity(config, name):
+    """Of a head or an optimizer: its class, and how many rows stand for what."""
+    if name == "optimizer":
+        part = (config.get("compile_config") or {}).get("optimizer")
+        return part and part["class_name"]
+    part = config["config"]["head"]
+    numbers = ", ".join(f"{part['config'].get(key)}" for key in ("num_classes", "num_subcenters"))
+    return f"{part['class_name']}({numbers})"
+
+
+def _sums_of(arrays):
+    """{name: checksum} of arrays, wherever they lie: rows of zeros at their end change nothing.
+
+    sum_i (2 i + 1) bits_i mod 2^32: any one number that is changed changes it.
+    """
+    from jax.experimental.multihost_utils import process_allgather
+
+    here = np.array([_sum_here(array) for array in arrays.values()], np.uint32)
+    everywhere = np.reshape(process_allgather(here), (-1, len(here)))
+    sums = everywhere.sum(axis=0, dtype=np.uint32)
+    return dict(zip(arrays, map(int, sums), strict=True))
+
+
+def _sum_here(array):
+    """Of the shards of this process, each once."""
+    total, strides = 0, np.cumprod([1, *array.shape[:0:-1]], dtype=np.uint64)[::-1]
+    for shard in array.addressable_shards:
+        if shard.replica_id:
+            continue
+        data = np.atleast_1d(np.asarray(shard.data))
+        starts = [part.start or 0 for part in shard.index] or [0]
+        # The place of a number in the whole array, counted row by row.
+        along = np.ix_(
+            *(
+                (np.arange(start, start + size, dtype=np.uint64) * stride).astype(np.uint32)
+                for start, size, stride in zip(starts, data.shape, strides, strict=True)
+            )
+        )
+        step = max(1, 2**18 // max(1, data[:1].size))  # rows at a time
+        for row in range(0, len(data), step):
+            place = sum(along[1:], along[0][row : row + step])
+            some = data[row : row + step]
+            bits = some.view(f"uint{8 * data.dtype.itemsize}")
+            if data.dtype.itemsize == 8:
+                bits = bits ^ (bits >> np.uint64(32))
+            total += int(np.sum(bits.astype(np.uint32) * (2 * place + 1), dtype=np.uint32))
+    return total % 2**32
 
 
 def _bytes_here(array):
@@ -152,8 +232,9 @@ def _bytes_here(array):
 
 
 def _about(directory):
+    ocp = _orbax()
     with _naming(directory):
-        return _orbax().load_checkpointables(directory, {"about": None})["about"]
+        return ocp.load_checkpointables(directory, {"about": None})["about"]
 
 
 @contextlib.contextmanager
@@ -169,8 +250,11 @@ def _naming(directory):
 
 
 def _checked(directory):
-    """An absolute path: orbax asks for it."""
-    return Path(os.path.abspath(os.fspath(directory)))
+    """An absolute path, as orbax asks for; what has a scheme (gs://) stays as it is."""
+    from etils import epath  # orbax needs it too
+
+    directory = os.fspath(directory)
+    return epath.Path(directory if "://" in directory else os.path.abspath(directory))
 
 
 def _orbax():

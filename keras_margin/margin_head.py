@@ -84,7 +84,7 @@ class MarginHead(keras.layers.Layer):
     # False in heads from before the cosine: vectors are compared as they are.
     normalize_embeddings = normalize_centers = True
     shards = ALONE  # how the centres lie on devices, see `shards.py`
-    record_rows = None  # of `sampling.recorded_rows`
+    record_rows = staticmethod(lambda rows: None)  # of `sampling.recorded_rows`
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ class MarginHead(keras.layers.Layer):
             name="centers",
             shape=(rows, embeddings_shape[-1]),
             initializer=self.shards.initializer(self.centers_initializer, self.num_rows),
-            regularizer=self.centers_regularizer,
+            regularizer=self.shards.regularizer(self.centers_regularizer, self.num_rows),
             dtype=self.maths_dtype,
             autocast=False,
         )
@@ -297,9 +297,9 @@ class MarginHead(keras.layers.Layer):
 
     def _cosines(self, directions):
         """(batch, num_classes): with sub-centres each class' best."""
+        self.record_rows(None)
         centers = read(self.centers)
-        if self.normalize_centers:
-            centers = l2_normalize(centers)
+        centers = l2_normalize(centers) if self.normalize_centers else centers
         cosines = ops.matmul(directions, ops.transpose(centers))
         cosines, _ = best_subcenters(cosines, self.num_subcenters)
         return cosines if self.shards is ALONE else cosines[:, : self.num_classes]

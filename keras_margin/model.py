@@ -18,12 +18,14 @@ from keras_margin.monitoring import LastValue, Watch
 from keras_margin.plain_models import PlainModels, embeddings_shape_of, graph_of
 from keras_margin.row_updates import (
     check_optimizer,
+    check_works_on_shards,
     put_back_other_rows,
     slots_of,
     update_rows_only,
 )
 from keras_margin.sampling import recorded_rows
-from keras_margin.saving import WholeFiles
+from keras_margin.saving import WholeFiles, built_optimizer
+from keras_margin.shards import ALONE
 
 
 @keras.saving.register_keras_serializable(package="keras_margin")
@@ -95,7 +97,8 @@ class EmbeddingModel(WholeFiles):
 
         Raises:
             TypeError: `loss` or `metrics` is given.
-            ValueError: the head samples its classes, and the optimizer cannot leave others alone.
+            ValueError: the head samples its classes, and the optimizer cannot leave others alone;
+                or its classes are shared out, and the optimizer looks at whole matrices.
         """
         if loss is not None:
             raise TypeError(
@@ -112,6 +115,9 @@ class EmbeddingModel(WholeFiles):
         if self._samples:
             optimizer = keras.optimizers.get(optimizer)
             check_optimizer(optimizer)
+        if getattr(self.head, "shards", ALONE) is not ALONE:
+            optimizer = keras.optimizers.get(optimizer)
+            check_works_on_shards(optimizer)
         super().compile(optimizer=optimizer, **kwargs)
         if self._samples and keras.backend.backend() == "tensorflow":
             update_rows_only(self.optimizer, lambda: self.head)
@@ -120,15 +126,21 @@ class EmbeddingModel(WholeFiles):
 
     def _save_slots_without_padding(self):
         """As the head saves its centres, so the optimizer saves what belongs to them."""
-        optimizer, head = self.optimizer, self.head
-        save, load = optimizer.save_own_variables, optimizer.load_own_variables
+        head = self.head
 
-        def slots(store):
-            of_centers = slots_of(optimizer, head.centers)
-            return head.shards.store(store, optimizer.variables, of_centers, head.num_rows)
+        def leave_out(optimizer):
+            save, load = optimizer.save_own_variables, optimizer.load_own_variables
 
-        optimizer.save_own_variables = lambda store: save(slots(store))
-        optimizer.load_own_variables = lambda store: load(slots(store))
+            def slots(store):
+                of_centers = slots_of(optimizer, head.centers)
+                return head.shards.store(store, optimizer.variables, of_centers, head.num_rows)
+
+            optimizer.save_own_variables = lambda store: save(slots(store))
+            optimizer.load_own_variables = lambda store: load(slots(store))
+
+        leave_out(self.optimizer)
+        if hasattr(self.optimizer, "inner_optimizer"):  # of a loss scale: Keras saves both
+            leave_out(self.optimizer.inner_optimizer)
 
     @property
     def _samples(self):
@@ -149,10 +161,12 @@ class EmbeddingModel(WholeFiles):
         # may draw several samples, as mixup does.
         with keras.StatelessScope(state_mapping=mapping), recorded_rows(self.head) as rows:
             self.compute_loss(x, y, self(x, training=True), sample_weight, training=True)
+        if any(each is None for each in rows):
+            return result  # a loss of your own that looks at every class moves every class
         new_trained, new_slots = put_back_other_rows(
             self.optimizer,
             self.head.centers,
-            ops.concatenate(rows),
+            ops.concatenate([ops.zeros((0,), "int32"), *rows]),
             (self.trainable_variables, trained, new_trained),
             (self.optimizer.variables, slots, new_slots),
         )
@@ -160,8 +174,8 @@ class EmbeddingModel(WholeFiles):
 
     def compile_from_config(self, config):
         self.compile(**keras.saving.deserialize_keras_object(config))
-        if self.optimizer is not None and self.built:
-            self.optimizer.build(self.trainable_variables)
+        if self.built:
+            built_optimizer(self)
 
     @property
     def metrics(self):

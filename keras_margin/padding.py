@@ -64,8 +64,13 @@ class _Padded(keras.utils.PyDataset):
         batch = self._batches[index]
         _check_form(batch)
         x, y, *weights = keras.tree.map_structure(np.asarray, tuple(batch))
-        _check_labels(y)
+        _check_labels(y, self._ignore_class)
         rows = len(y)
+        if any(len(part) != rows for part in (*keras.tree.flatten(x), *weights)):
+            raise ValueError(
+                f"All parts of a batch must have its rows. Received: {rows} labels in batch "
+                f"{index}, beside another number of rows"
+            )
         if not 0 < rows <= self._batch_size:
             raise ValueError(
                 f"A batch must have from 1 to {self._batch_size} rows. Received: {rows} rows in "
@@ -77,7 +82,7 @@ class _Padded(keras.utils.PyDataset):
             return np.concatenate([array, np.repeat(array[:1], missing, axis=0)])
 
         y = np.concatenate([y, np.full_like(y, self._ignore_class, shape=(missing, *y.shape[1:]))])
-        weights = [np.concatenate([w, np.zeros_like(w, shape=(missing,))]) for w in weights]
+        weights = [np.concatenate([w, np.zeros((missing, *w.shape[1:]), w.dtype)]) for w in weights]
         return (keras.tree.map_structure(with_copies, x), y, *weights)
 
     def on_epoch_end(self):
@@ -89,7 +94,7 @@ def _padded_dataset(dataset, batch_size, ignore_class):
     import tensorflow as tf
 
     _check_form(dataset.element_spec)
-    _check_labels(dataset.element_spec[1])
+    _check_labels(dataset.element_spec[1], ignore_class)
 
     def pad(x, y, *weights):
         rows = tf.shape(y)[0]
@@ -107,7 +112,9 @@ def _padded_dataset(dataset, batch_size, ignore_class):
 
         labels = tf.ones_like(y[:1]) * tf.cast(ignore_class, y.dtype)
         y = of_one_size(y, tf.repeat(labels, missing, axis=0))
-        weights = [of_one_size(w, tf.zeros([missing], w.dtype)) for w in weights]
+        weights = [
+            of_one_size(w, tf.repeat(tf.zeros_like(w[:1]), missing, axis=0)) for w in weights
+        ]
         return (tf.nest.map_structure(with_copies, x), y, *weights)
 
     return dataset.map(pad, num_parallel_calls=tf.data.AUTOTUNE)
@@ -121,7 +128,7 @@ def _check_form(batch):
         )
 
 
-def _check_labels(y):
+def _check_labels(y, ignore_class):
     if len(y.shape) not in (1, 2) or (len(y.shape) == 2 and y.shape[1] != 1):
         raise ValueError(
             "Labels must be ids, (rows,) or (rows, 1): a one-hot row cannot be ignored. Received: "
@@ -132,4 +139,9 @@ def _check_labels(y):
         raise ValueError(
             f"Labels of dtype {kind} cannot hold a class to ignore: cast them to int32. Received: "
             f"y.dtype={kind}"
+        )
+    if kind.startswith("int") and not np.iinfo(kind).min <= ignore_class <= np.iinfo(kind).max:
+        raise ValueError(
+            f"Labels of dtype {kind} cannot hold ignore_class={ignore_class}: cast them to int32. "
+            f"Received: y.dtype={kind}"
         )

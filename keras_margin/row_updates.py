@@ -43,6 +43,17 @@ def check_optimizer(optimizer):
             )
 
 
+def check_works_on_shards(optimizer):
+    """Refuses, for classes that are shared out, what sees rows of padding or has no such slots."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    if isinstance(inner, (keras.optimizers.Adafactor, keras.optimizers.Muon)):
+        raise ValueError(
+            "Classes that are shared out over devices need an optimizer that works number by "
+            "number, such as SGD, Adam, AdamW, Lamb or Lion: this one looks at whole matrices. "
+            f"Received: optimizer={type(inner).__name__}"
+        )
+
+
 def update_rows_only(optimizer, of_head):
     """TensorFlow: from now on a sparse gradient of the centres moves its rows alone.
 

@@ -61,8 +61,7 @@ def classes_of_step(head, found):
     # A row that does not count may have a class that is not there: it looks at any other.
     labels = ops.minimum(ops.searchsorted(sample, found.ids), ops.shape(sample)[0] - 1)
     rows = _rows_of(sample, head.num_subcenters)
-    if head.record_rows is not None:
-        head.record_rows(rows)
+    head.record_rows(rows)
     centers, number = take_rows(head.centers, rows), ops.shape(sample)[0]
     if head.shards is not ALONE:
         spare = (head.shards.padded(number) - number) * head.num_subcenters
@@ -79,13 +78,16 @@ def rows_of_step(head, labels):
 
 @contextlib.contextmanager
 def recorded_rows(head):
-    """A list that gets the rows of `head.centers` of each training call inside, int32 (n,)."""
+    """A list that gets the rows of `head.centers` that each call inside uses, int32 (n,).
+
+    None stands for all of them: the logits of every class were asked for.
+    """
     rows = []
     head.record_rows = rows.append
     try:
         yield rows
     finally:
-        head.record_rows = None
+        del head.record_rows
 
 
 def _sample_of(head, found):

@@ -10,6 +10,17 @@ from keras_margin.files import written_whole
 _SEED = "seed_generator_"
 
 
+def built_optimizer(model):
+    """The optimizer of a model with its slots, or None.
+
+    `build` a second time would add the loss scale's variables again, and reset it.
+    """
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is not None and not optimizer.built:
+        optimizer.build(model.trainable_variables)
+    return optimizer
+
+
 class WholeFiles(keras.Model):
     """Base of `EmbeddingModel`: `save` and `save_weights` write a temporary file, then rename it.
 

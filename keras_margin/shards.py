@@ -26,6 +26,8 @@ class Alone:
     def initializer(self, initializer, rows):
         return initializer
 
+    regularizer = initializer
+
     def store(self, store, variables, with_padding, rows):
         return store
 
@@ -77,6 +79,10 @@ class Shards(NamedTuple):
     def initializer(self, initializer, rows):
         """As `initializer` for the first `rows`, and zeros behind: these never win or move."""
         return _WithPadding(initializer, rows)
+
+    def regularizer(self, regularizer, rows):
+        """Of the first `rows` alone."""
+        return regularizer and (lambda centers: regularizer(centers[:rows]))
 
     def store(self, store, variables, with_padding, rows):
         """A file's store of `variables` that holds, of those `with_padding`, the first `rows`."""

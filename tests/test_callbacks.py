@@ -113,6 +113,34 @@ def test_an_unbuilt_model_is_told_to_build(tmp_path):
         fit(model, tmp_path, 2)
 
 
+def test_a_loss_scale_goes_on(tmp_path):
+    """Restoring builds the optimizer of a fresh model once, and that of a used one not again."""
+
+    def scaled():
+        model = seeded_model()
+        adam = keras.optimizers.Adam(0.01)
+        scale = {"initial_scale": 64.0, "dynamic_growth_steps": 2}
+        model.compile(keras.optimizers.LossScaleOptimizer(adam, **scale))
+        return model
+
+    whole, parts = scaled(), scaled()
+    fit(whole, tmp_path / "whole", 4)
+    fit(parts, tmp_path / "parts", 2)
+    fit(parts, tmp_path / "parts", 3)  # the same model
+    other = scaled()
+    fit(other, tmp_path / "parts", 4)  # a new one
+    assert len(other.optimizer.variables) == len(whole.optimizer.variables)
+    assert float(whole.optimizer.dynamic_scale) > 64.0
+    assert float(other.optimizer.dynamic_scale) == float(whole.optimizer.dynamic_scale)
+    assert_same_weights(other, whole)
+
+
+def test_a_file_in_place_of_the_folder_is_named(tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(NotADirectoryError, match="`directory` must be a folder"):
+        fit(seeded_model(), tmp_path / "file", 1)
+
+
 # Other identities, judged after each epoch
 
 

@@ -137,3 +137,33 @@ def test_a_batch_of_a_dataset_that_is_too_long():
     padded = pad_last_batch(as_tf_data(batches_of(*data())), 3, ignore_class=-1)
     with pytest.raises(tf.errors.InvalidArgumentError, match="from 1 to 3 rows"):
         list(padded)
+
+
+def test_labels_that_cannot_hold_the_class_to_ignore_are_refused():
+    x, y = np.ones((3, 2), "float32"), np.zeros(3, "int8")
+    message = "Labels of dtype int8 cannot hold ignore_class=300"
+    with pytest.raises(ValueError, match=message):
+        pad_last_batch([(x, y)], 4, ignore_class=300)[0]
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(4)
+        with pytest.raises(ValueError, match=message):
+            pad_last_batch(dataset, 4, ignore_class=300)
+
+
+def test_weights_of_one_column_are_filled_up_too():
+    import tensorflow as tf
+
+    parts = np.ones((3, 2), "float32"), np.zeros(3, "int32"), np.ones((3, 1), "float32")
+    want = [[1.0], [1.0], [1.0], [0.0]]
+    assert pad_last_batch([parts], 4, ignore_class=-1)[0][2].tolist() == want
+    dataset = tf.data.Dataset.from_tensor_slices(parts).batch(4)
+    (batch,) = pad_last_batch(dataset, 4, ignore_class=-1)
+    assert batch[2].numpy().tolist() == want
+
+
+def test_parts_of_other_lengths_are_refused():
+    batch = np.ones((3, 2), "float32"), np.zeros(2, "int32")
+    with pytest.raises(ValueError, match="All parts of a batch must have its rows. Received: 2"):
+        pad_last_batch([batch], 4, ignore_class=-1)[0]

@@ -550,3 +550,41 @@ def test_jax_moves_the_rows_of_both_samples_of_mixup(tmp_path):
     code = MIXUP[:cut] + textwrap.indent(inspect.getsource(Mixup), "    ") + MIXUP[cut:]
     for got, want in zip(on_jax(code, given, tmp_path), model.get_weights(), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+LOSSES = """
+    import json
+    import keras
+    import numpy as np
+    import keras_margin as km
+
+    given = json.load(open("given.json"))
+    x, labels = np.array(given["x"], "float32")[:4], np.array(given["labels"])[:4]
+
+    class Own(km.EmbeddingModel):
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+            terms = {
+                "embeddings": lambda: keras.ops.mean(y_pred**2),
+                "logits": lambda: keras.ops.mean(self.head.loss(y_pred, y))
+                + keras.ops.mean(keras.ops.logsumexp(self.head(y_pred), axis=1)),
+            }
+            return terms[self.term]()
+
+    moved = {}
+    for term in ("embeddings", "logits"):
+        backbone = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+        model = Own(backbone, km.ArcFace(30, 0.3, 8.0, sample_rate=0.2, seed=1))
+        model.term = term
+        model.compile(keras.optimizers.SGD(0.03, momentum=0.9, weight_decay=0.1))
+        before = np.array(model.head.centers)
+        model.train_on_batch(x, labels)
+        moved[term] = int((np.array(model.head.centers) != before).any(axis=1).sum())
+    print(json.dumps(moved))
+"""
+
+
+def test_jax_moves_what_a_loss_of_ones_own_looks_at(tmp_path):
+    """No class, or every one."""
+    x, labels = data()
+    moved = on_jax(LOSSES, {"x": x.tolist(), "labels": labels.tolist()}, tmp_path)
+    assert moved == {"embeddings": 0, "logits": 30}

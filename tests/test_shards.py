@@ -227,6 +227,39 @@ def test_files_leave_other_weights_of_the_same_shape_alone(tmp_path):
     np.testing.assert_allclose(later, straight, rtol=1e-5)
 
 
+PADDING = """
+    @keras.saving.register_keras_serializable()
+    class MeanSquare(keras.regularizers.Regularizer):
+        def __call__(self, centers):
+            return keras.ops.mean(centers**2)
+
+    results, refused = [], []
+    for shape in (None, (2, 4)):
+        use_one_device() if shape is None else use_mesh(shape)
+        backbone = keras.Sequential([keras.Input((6,)), keras.layers.Dense(DIM)])
+        backbone.set_weights([np.full((6, DIM), 0.1) * np.arange(DIM), np.zeros(DIM)])
+        head = km.ArcFace(5, 0.3, 16.0, centers_regularizer=MeanSquare(), seed=0)
+        model = km.EmbeddingModel(backbone, head)
+        model.compile(keras.optimizers.SGD(0.5))
+        results.append(fit(model, 5))
+    for make in (keras.optimizers.Adafactor, keras.optimizers.Muon):
+        try:
+            model.compile(make())
+        except ValueError as error:
+            refused.append(str(error))
+    print(json.dumps([results, refused]))
+"""
+
+
+def test_padding_counts_for_no_regularizer_and_no_optimizer(tmp_path):
+    """5 classes on 4 devices: 3 rows of padding."""
+    (one, shared), refused = run(PADDING, {}, tmp_path)
+    np.testing.assert_allclose(shared, one, rtol=1e-5)
+    assert len(refused) == 2
+    assert "Received: optimizer=Adafactor" in refused[0]
+    assert "Received: optimizer=Muon" in refused[1]
+
+
 LARGE_START = """
     DIM, centers = 16, []
     for shape in (None, (2, 4)):
