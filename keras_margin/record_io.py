@@ -46,7 +46,10 @@ class RecordSet:
         flag, labels, image = self._content(first)
         if flag > 0 and not image:
             # The first record says where the images end: behind them is one for each identity.
-            places = [offsets.get(key) for key in range(1, int(labels[0]))]
+            end = labels[0]
+            if not 1 < end <= self._size:  # NaN too
+                raise self._damaged(first, f"its images end at {end}")
+            places = [offsets.get(key) for key in range(1, int(end))]
             if None in places:
                 raise ValueError(
                     f"The index lacks image {places.index(None) + 1} of {len(places)}. Received: "

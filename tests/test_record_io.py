@@ -147,6 +147,16 @@ def test_a_record_of_no_use_is_named(tmp_path, labels, image, message):
         records[1]
 
 
+@pytest.mark.parametrize("end", [np.nan, np.inf, 3e38, 1.0, -1.0])
+def test_a_first_record_that_names_no_end_of_the_images_is_refused(tmp_path, end):
+    path = written(tmp_path) / "train.rec"
+    data = path.read_bytes()
+    start = struct.calcsize("<II") + struct.calcsize("<IfQQ")
+    path.write_bytes(data[:start] + struct.pack("<f", end) + data[start + 4 :])
+    with pytest.raises(ValueError, match="The record at byte 0 of .* its images end at"):
+        RecordSet(tmp_path)
+
+
 @pytest.mark.parametrize("file", ["train.rec", "train.idx", "property"])
 def test_a_missing_file_is_named(tmp_path, file):
     (written(tmp_path) / file).unlink()
