@@ -73,7 +73,7 @@ def restore(model, directory):
         ValueError: no such checkpoint, a damaged one, or one of another model.
     """
     _orbax()
-    _read(model, _checked(directory), compare=True)
+    _read(model, _checked(directory))
 
 
 def load_model(directory):
@@ -94,16 +94,15 @@ def load_model(directory):
     _orbax()
     directory = _checked(directory)
     model = keras.saving.deserialize_keras_object(json.loads(_about(directory)["model"]))
-    _read(model, directory, compare=False)
+    _read(model, directory)
     return model
 
 
-def _read(model, directory, compare):
+def _read(model, directory):
     import jax
 
     ocp, variables, about = _orbax(), _variables(model), _about(directory)
-    if compare:
-        _compare(model, about, directory)
+    _compare(model, about, directory)
     saved_rows = about["rows"]
     with _naming(directory):
         saved = dict(ocp.pytree_metadata(directory, checkpointable_name="arrays").metadata)
