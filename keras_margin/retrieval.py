@@ -53,17 +53,9 @@ def recall_at_k(embeddings, labels, k, reference=None, reference_labels=None):
         Embedding. 2016, arXiv:1511.06452.
     """
     ks = _check_k(k)
-    ranks = [np.empty(0, int)]
-    for cosines, relevant in _answered(embeddings, labels, reference, reference_labels):
-        # The rank needs no sort: count what stands before the nearest relevant neighbour.
-        index = np.arange(cosines.shape[1])
-        first = np.argmax(np.where(relevant, cosines, -np.inf), axis=1)[:, None]  # (block, 1)
-        nearest = np.take_along_axis(cosines, first, axis=1)
-        ahead = (cosines > nearest) | ((cosines == nearest) & (index < first))
-        ranks.append(ahead.sum(axis=1))
-    ranks = np.concatenate(ranks)  # (answered queries,)
+    _, ranks = first_ranks(embeddings, labels, reference, reference_labels)
     if ranks.size == 0:
-        _warn_undefined("recall_at_k")
+        warn_unanswered("recall_at_k")
         recalls = np.full(ks.shape, np.nan)
     else:
         recalls = np.mean(ranks[:, None] < ks.reshape(-1), axis=0).reshape(ks.shape)
@@ -132,13 +124,37 @@ def map_at_r(embeddings, labels, reference=None, reference_labels=None):
     return _mean_over_queries("map_at_r", sets, precision_at_hits)
 
 
+def first_ranks(embeddings, labels, reference=None, reference_labels=None, blocks=None):
+    """How many neighbours stand before the nearest relevant one.
+
+    Args:
+        embeddings, labels, reference, reference_labels: as of `recall_at_k`.
+        blocks: slices of queries; None: as `row_blocks` cuts them.
+
+    Returns:
+        queries: (answered,) those that can be answered, rising.
+        ranks: (answered,) from 0 on.
+    """
+    queries, ranks = [np.empty(0, int)], [np.empty(0, int)]
+    sets = embeddings, labels, reference, reference_labels
+    for answered, cosines, relevant in _answered(*sets, blocks):
+        # The rank needs no sort: count what stands before the nearest relevant neighbour.
+        index = np.arange(cosines.shape[1])
+        first = np.argmax(np.where(relevant, cosines, -np.inf), axis=1)[:, None]  # (block, 1)
+        nearest = np.take_along_axis(cosines, first, axis=1)
+        ahead = (cosines > nearest) | ((cosines == nearest) & (index < first))
+        queries.append(answered)
+        ranks.append(ahead.sum(axis=1))
+    return np.concatenate(queries), np.concatenate(ranks)
+
+
 def _mean_over_queries(name, sets, value_of):
     """The mean of sum(value_of(hits)) / R over the queries that can be answered.
 
     `hits`: bool (queries, neighbours), whether the i-th nearest is relevant, False behind R.
     """
     values = [np.empty(0)]
-    for cosines, relevant in _answered(*sets):
+    for _, cosines, relevant in _answered(*sets):
         order = np.argsort(-cosines, axis=1, kind="stable")
         number = relevant.sum(axis=1)  # R
         hits = np.take_along_axis(relevant, order, axis=1)
@@ -146,13 +162,13 @@ def _mean_over_queries(name, sets, value_of):
         values.append(value_of(hits).sum(axis=1) / number)
     values = np.concatenate(values)
     if values.size == 0:
-        _warn_undefined(name, stacklevel=4)
+        warn_unanswered(name, stacklevel=4)
         return float("nan")
     return float(values.mean())
 
 
-def _answered(embeddings, labels, reference, reference_labels):
-    """Cosines and relevance, (block, references) each, of the queries that have an answer."""
+def _answered(embeddings, labels, reference, reference_labels, blocks=None):
+    """Queries that have an answer, their cosines and relevance, (block, references) each."""
     queries = unit_rows(embeddings, "embeddings")
     labels = check_labels(labels, len(queries), "labels")
     if (reference is None) != (reference_labels is None):
@@ -173,7 +189,7 @@ def _answered(embeddings, labels, reference, reference_labels):
                 f"reference.shape={references.shape}, embeddings.shape={queries.shape}"
             )
     index = np.arange(len(references))
-    for rows in row_blocks(len(queries), len(references)):
+    for rows in blocks or row_blocks(len(queries), len(references)):
         cosines = (queries[rows] @ references.T).astype(np.float32)  # (block, references)
         relevant = labels[rows, None] == reference_labels
         if leave_one_out:
@@ -182,10 +198,10 @@ def _answered(embeddings, labels, reference, reference_labels):
             relevant[itself] = False
         answered = relevant.any(axis=1)
         if answered.any():
-            yield cosines[answered], relevant[answered]
+            yield np.arange(rows.start, rows.stop)[answered], cosines[answered], relevant[answered]
 
 
-def _warn_undefined(name, stacklevel=3):
+def warn_unanswered(name, stacklevel=3):
     warnings.warn(
         f"{name} is undefined: no query has a neighbour with its label. The result is NaN.",
         UndefinedMetricWarning,
@@ -234,9 +250,9 @@ def check_labels(labels, count, name):
     return labels
 
 
-def row_blocks(rows, columns):
-    """Slices over `rows` such that a slice times `columns` stays within `BLOCK_SIZE`."""
-    step = max(1, BLOCK_SIZE // max(1, columns))
+def row_blocks(rows, columns, step=None):
+    """Slices of `step` rows; None: as many as keep a slice times `columns` within `BLOCK_SIZE`."""
+    step = step or max(1, BLOCK_SIZE // max(1, columns))
     return [slice(start, min(start + step, rows)) for start in range(0, rows, step)]
 
 

@@ -1,6 +1,9 @@
 """What comes in to verification, checked: scored pairs and false accept rates."""
 
+import warnings
+
 import numpy as np
+from sklearn.exceptions import UndefinedMetricWarning
 
 
 def check_scores(scores, genuine):
@@ -39,3 +42,21 @@ def check_far(far):
     if not np.all((bounds >= 0) & (bounds <= 1)):
         raise ValueError(f"`far` must be in [0, 1]. Received: far={far!r}")
     return bounds.astype(np.float64)
+
+
+def warn_of_small(fars, impostors, stacklevel=3):
+    if len(fars):
+        warnings.warn(
+            f"far={fars.tolist()} is below 1 / {impostors} impostor pairs. The result is NaN.",
+            UndefinedMetricWarning,
+            stacklevel=stacklevel,
+        )
+
+
+def warn_undefined(what, genuines, impostors, stacklevel=3):
+    warnings.warn(
+        f"{what} is undefined with {genuines} genuine and {impostors} impostor pairs. "
+        "The result is NaN.",
+        UndefinedMetricWarning,
+        stacklevel=stacklevel,
+    )

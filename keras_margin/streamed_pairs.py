@@ -13,22 +13,37 @@ from keras_margin.retrieval import row_blocks
 BINS = 2**16  # of cosines
 
 
-def pair_blocks(units, labels):
-    """Scores and genuine flags of the pairs i < j, row by row.
+def scored_rows(units, blocks):
+    """Cosines of blocks of rows with themselves and all later rows.
 
     Args:
         units: float64 (samples, dim), rows of length 1 or 0.
-        labels: (samples,).
+        blocks: slices of rows.
+
+    Yields:
+        rows, later: slices of samples, those of the block and all from its first one on.
+        scores: float32 (block, later).
+        above: bool (block, later), the pairs i < j, each once in all blocks together.
+    """
+    index = np.arange(len(units))
+    for rows in blocks:
+        later = slice(rows.start, len(units))  # no pair of this block lies further left
+        scores = (units[rows] @ units[later].T).astype(np.float32)
+        yield rows, later, scores, index[rows, None] < index[later]
+
+
+def pair_blocks(units, labels, blocks=None):
+    """Scores and genuine flags of the pairs i < j, row by row.
+
+    Args:
+        units, labels: of the samples, (samples, dim) and (samples,).
+        blocks: slices of rows; None: as `row_blocks` cuts them.
 
     Yields:
         float32 (pairs,) and bool (pairs,) of a block of rows i.
     """
-    samples = len(units)
-    index = np.arange(samples)
-    for rows in row_blocks(samples, samples):
-        later = slice(rows.start, samples)  # no pair of this block lies further left
-        above = index[rows, None] < index[later]  # (block, later): i < j
-        scores = (units[rows] @ units[later].T).astype(np.float32)
+    blocks = row_blocks(len(units), len(units)) if blocks is None else blocks
+    for rows, later, scores, above in scored_rows(units, blocks):
         yield scores[above], (labels[rows, None] == labels[later])[above]
 
 
@@ -55,6 +70,10 @@ class OperatingPoints:
         self.genuines, self.impostors = int(genuine.sum()), int(every.sum() - genuine.sum())
         self._points = {}  # {bin, counted from the top: its `_Points`}
 
+    def look_closer(self, far):
+        """The second pass, for all that `accepts(far)` and `equal_error` ask: one for both."""
+        self._refine([*self._bins_with_bounds(far), self._bin_of_equal_error()])
+
     def accepts(self, far):
         """Accepted genuine pairs at the loosest score whose FAR is within each bound.
 
@@ -67,7 +86,7 @@ class OperatingPoints:
         most = [_largest_count(bound, self.impostors) for bound in far]
         # The next impostor pair, which must not be accepted, is the bound. None: all may be.
         bins = [self._bin_with_impostor(count) for count in most]
-        self._refine([place for place in bins if place is not None])
+        self._refine(self._bins_with_bounds(far))
         found = []
         for count, place in zip(most, bins, strict=True):
             if place is None:
@@ -80,13 +99,27 @@ class OperatingPoints:
 
     def equal_error(self):
         """(accepted impostor pairs, rejected genuine pairs) where their rates are closest."""
-        # FAR - FRR grows from one score to the next: the closest are those around its zero.
-        gaps = self._gap(self._impostor_above, self._genuine_above)
-        place = max(int(np.searchsorted(gaps, 0)) - 1, 0)
+        place = self._bin_of_equal_error()
         self._refine([place])
         points = self._points[place]
         best = np.argmin(np.abs(self._gap(points.impostors, points.genuines)))
         return int(points.impostors[best]), self.genuines - int(points.genuines[best])
+
+    def tail_edges(self, count):
+        """Scores of bins between which the accepted impostor pairs grow by equal factors."""
+        wanted = np.geomspace(1, self.impostors, count)
+        places = np.unique(np.searchsorted(self._impostor_above[1:], wanted))
+        return (BINS - 1 - places) / (BINS / 2) - 1
+
+    def _bins_with_bounds(self, far):
+        """The bins of the impostor pairs that must not be accepted; none where all may be."""
+        bins = [self._bin_with_impostor(_largest_count(bound, self.impostors)) for bound in far]
+        return [place for place in bins if place is not None]
+
+    def _bin_of_equal_error(self):
+        # FAR - FRR grows from one score to the next: the closest are those around its zero.
+        gaps = self._gap(self._impostor_above, self._genuine_above)
+        return max(int(np.searchsorted(gaps, 0)) - 1, 0)
 
     def _gap(self, impostors, genuines):
         """(FAR - FRR) x all pairs of both kinds, in whole numbers."""

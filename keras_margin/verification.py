@@ -4,16 +4,14 @@ Scores are similarities and a pair is accepted when score >= threshold. FAR is t
 impostor pairs that are accepted, TAR the share of genuine pairs that are, FRR = 1 - TAR.
 """
 
-import warnings
-
 import numpy as np
-from sklearn.exceptions import UndefinedMetricWarning
 from sklearn.metrics import roc_curve
 
+from keras_margin.evaluation import evaluate
 from keras_margin.identification import identify
-from keras_margin.retrieval import check_labels, recall_at_k, row_blocks, unit_rows
-from keras_margin.score_checks import check_far, check_scores
-from keras_margin.streamed_pairs import OperatingPoints, pair_blocks
+from keras_margin.retrieval import check_labels, row_blocks, unit_rows
+from keras_margin.score_checks import check_far, check_scores, warn_of_small, warn_undefined
+from keras_margin.streamed_pairs import pair_blocks
 
 __all__ = [
     "all_pairs",
@@ -226,7 +224,7 @@ def equal_error_rate(scores, genuine):
     genuines = np.count_nonzero(genuine)
     impostors = genuine.size - genuines
     if not genuines or not impostors:
-        _warn_undefined("equal_error_rate", genuines, impostors)
+        warn_undefined("equal_error_rate", genuines, impostors)
         return float("nan")
     fars, tars, _ = roc_points(scores, genuine)
     # Whole numbers: rates that are equally far apart must tie exactly.
@@ -291,61 +289,6 @@ def _best_threshold(scores, genuine):
     return (bounds[accepted] + bounds[accepted + 1]) / 2
 
 
-def evaluate(embeddings, labels, far=(1e-1, 1e-2, 1e-3)):
-    """Verification and identification figures of a labelled set, in one dictionary.
-
-    Every pair of the set is scored by cosine, and every sample is looked up among the others, block
-    by block: memory does not grow with the pairs, and the numbers are those of the functions of
-    arrays on `all_pairs`, ties included.
-
-        eer = equal_error_rate,  tar@far=F = tar_at_far,  rank1 = recall_at_k with k = 1
-
-    Args:
-        embeddings: (samples, dim) real array.
-        labels: (samples,) or (samples, 1) integers (whole floats mean the same).
-        far: A number in [0, 1], or a sequence of them. The default runs from a rate that a few
-            classes can show to the loosest one that face benchmarks quote.
-
-    Returns:
-        dict of Python numbers: `eer`; `tar@far=0.1` and so on, one for each `far`, written as
-        `f"{far:g}"`; `rank1`; `genuine_pairs` and `impostor_pairs`, the counts behind them. What
-        is undefined is NaN, with an `UndefinedMetricWarning`.
-
-    Raises:
-        ValueError: shapes, types or values that do not fit.
-
-    Example:
-        >>> import numpy as np
-        >>> from keras_margin import verification
-        >>> embeddings = np.array([[1.0, 0.0], [0.9, 0.1], [0.1, 0.9], [0.0, 1.0]])
-        >>> verification.evaluate(embeddings, [0, 0, 1, 1], far=0.25)
-        {'eer': 0.0, 'tar@far=0.25': 1.0, 'rank1': 1.0, 'genuine_pairs': 2, 'impostor_pairs': 4}
-
-    Reference:
-        See `tar_at_far`, `equal_error_rate` and `keras_margin.retrieval.recall_at_k`.
-    """
-    fars = np.atleast_1d(check_far(far))
-    units = unit_rows(embeddings, "embeddings")
-    labels = check_labels(labels, len(units), "labels")
-    points = OperatingPoints(lambda: pair_blocks(units, labels))
-    eer, tars = float("nan"), np.full(len(fars), np.nan)
-    if not points.genuines or not points.impostors:
-        _warn_undefined("evaluate", points.genuines, points.impostors)
-    else:
-        shown = fars >= 1 / points.impostors
-        tars[shown] = points.accepts(fars[shown]) / points.genuines
-        _warn_of_small(fars[~shown], points.impostors)
-        accepts, rejects = points.equal_error()
-        eer = (accepts / points.impostors + rejects / points.genuines) / 2
-    return {
-        "eer": eer,
-        **{f"tar@far={far:g}": float(tar) for far, tar in zip(fars, tars, strict=True)},
-        "rank1": recall_at_k(embeddings, labels, 1),
-        "genuine_pairs": points.genuines,
-        "impostor_pairs": points.impostors,
-    }
-
-
 def roc_points(scores, genuine):
     """FAR, TAR and threshold of every operating point, from the strictest to the loosest."""
     # The points that scikit-learn drops by default are operating points too.
@@ -360,7 +303,7 @@ def _operating_points(scores, genuine, far):
     genuines = np.count_nonzero(genuine)
     impostors = genuine.size - genuines
     if not genuines or not impostors:
-        _warn_undefined("An operating point", genuines, impostors, stacklevel=4)
+        warn_undefined("An operating point", genuines, impostors, stacklevel=4)
     else:
         fars, tars, thresholds = roc_points(scores, genuine)
         # The curve starts at an infinite threshold; the next float accepts as little. In the dtype
@@ -371,23 +314,5 @@ def _operating_points(scores, genuine, far):
         point = np.searchsorted(fars, bounds, side="right") - 1
         tar = np.where(shown, tars[point], np.nan)
         threshold = np.where(shown, thresholds[point], np.nan)
-        _warn_of_small(bounds[~shown], impostors, stacklevel=4)
+        warn_of_small(bounds[~shown], impostors, stacklevel=4)
     return (tar, threshold) if bounds.ndim else (float(tar), float(threshold))
-
-
-def _warn_of_small(fars, impostors, stacklevel=3):
-    if len(fars):
-        warnings.warn(
-            f"far={fars.tolist()} is below 1 / {impostors} impostor pairs. The result is NaN.",
-            UndefinedMetricWarning,
-            stacklevel=stacklevel,
-        )
-
-
-def _warn_undefined(what, genuines, impostors, stacklevel=3):
-    warnings.warn(
-        f"{what} is undefined with {genuines} genuine and {impostors} impostor pairs. "
-        "The result is NaN.",
-        UndefinedMetricWarning,
-        stacklevel=stacklevel,
-    )

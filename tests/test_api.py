@@ -62,10 +62,18 @@ def imports(module):
     }
 
 
+def reached(module):
+    """All modules of the package that an import of this one brings in."""
+    found, waiting = set(), {module}
+    while waiting:
+        found |= waiting
+        waiting = set().union(*map(imports, waiting)) - found
+    return found
+
+
 @pytest.mark.parametrize("module", ["verification", "retrieval", "plots", "datasets"])
 def test_evaluation_never_imports_heads(module):
-    parts = {"identification", "retrieval", "score_checks", "streamed_pairs", "verification"}
-    assert imports(module) <= {"batches", "padding", "record_io", "verification_sets", *parts}
+    assert not reached(module) & {"margin_head", "heads", "adaptive_heads", "model", "nontarget"}
 
 
 @pytest.mark.parametrize("module", ["batches", "padding"])
