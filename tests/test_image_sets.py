@@ -4,6 +4,7 @@ import csv
 import gzip
 import importlib
 import importlib.metadata
+import math
 import pathlib
 import sys
 
@@ -310,7 +311,10 @@ def test_a_set_without_images_is_refused_before_it_is_prepared(image_sets, tmp_p
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["no_such_set", "./no/such/folder", "/no/such/folder", "a b", ""])
+@pytest.mark.parametrize(
+    "name",
+    ["no_such_set", "./no/such/folder", "/no/such/folder", "a b", "a/b/c", "mnist:99", "a:b:c", ""],
+)
 def test_an_unknown_name_lists_the_three_ways(image_sets, tmp_path, name):
     message = rf"'mnist_5k', 'orl_faces'.* folder .*TensorFlow Datasets.*Received: name='{name}'"
     with pytest.raises(ValueError, match=message):
@@ -418,6 +422,51 @@ def test_a_held_out_out_of_range_is_refused(image_sets, held_out):
     image_set = image_set_of(image_sets, [0, 0, 1, 1])
     with pytest.raises(ValueError, match=f"between 0 and 1. Received: held_out={held_out}"):
         image_sets.split(image_set, held_out=held_out)
+
+
+@pytest.mark.parametrize("calibration", [-0.1, 1, math.nan])
+def test_a_calibration_out_of_range_is_refused(image_sets, calibration):
+    image_set = image_set_of(image_sets, [0, 0, 1, 1])
+    with pytest.raises(ValueError, match=f"below 1. Received: calibration={calibration}"):
+        image_sets.split(image_set, calibration=calibration)
+
+
+def pieces(split):
+    """The images of the three parts, which are their own index."""
+    parts = split.train_images, split.calibration_images, split.test_images
+    return [part.ravel().tolist() for part in parts]
+
+
+@pytest.mark.parametrize(("counts", "aside"), [([20, 10, 2], [3, 2, 0]), ([8, 5, 5], [2, 0, 0])])
+def test_calibration_takes_from_the_training_alone(image_sets, counts, aside):
+    """A closed set: of identities with four images or more beside the test, at least two."""
+    image_set = image_set_of(image_sets, np.repeat(range(3), counts))
+    plain = image_sets.split(image_set)
+    split = image_sets.split(image_set, calibration=0.2)
+    train, calibration, test = pieces(split)
+    assert test == pieces(plain)[2]
+    if np.count_nonzero(aside) < 2:  # no pair of two identities: nothing is set aside
+        aside = [0, 0, 0]
+    assert np.bincount(split.calibration_labels, minlength=3).tolist() == aside
+    assert split.calibration_labels.tolist() == image_set.labels[calibration].tolist()
+    assert sorted(train + calibration) == pieces(plain)[0]
+    assert split.train_names == plain.train_names
+
+
+@pytest.mark.parametrize(
+    ("identities", "unseen", "trained", "aside"),
+    [(10, 3, 5, [5, 6]), (14, 2, 10, [10, 11]), (17, 2, 12, [12, 13, 14]), (6, 2, 4, [])],
+)
+def test_calibration_of_an_open_set_has_identities_of_its_own(
+    image_sets, identities, unseen, trained, aside
+):
+    image_set = image_set_of(image_sets, np.repeat(range(identities), 3))
+    split = image_sets.split(image_set, unseen=unseen, calibration=0.2)
+    assert np.unique(split.train_labels).tolist() == list(range(trained))
+    assert len(split.train_names) == trained
+    assert np.unique(split.calibration_labels).tolist() == aside
+    assert len(split.test_names) == unseen
+    assert sum(len(part) for part in pieces(split)) == 3 * identities
 
 
 def test_an_empty_test_set_is_refused(image_sets):
