@@ -14,8 +14,6 @@ from keras_margin.files import written_whole
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402  (after the choice of backend)
 
-FAR = 0.01
-
 
 def check_writable(folder):
     """Makes the folder, and finds out before the training whether it can be written.
@@ -31,7 +29,7 @@ def check_writable(folder):
         raise OSError(f"--out cannot be written: {error}") from error
 
 
-def judge(model, data):
+def judge(model, data, far):
     """Compares all pairs of test images by raw pixels and by the trained embedding.
 
     Returns:
@@ -43,7 +41,7 @@ def judge(model, data):
     }
     return {
         name: {
-            "metrics": verification.evaluate(rows, data.test_labels, far=[FAR]),
+            "metrics": verification.evaluate(rows, data.test_labels, far),
             "vectors": rows,
         }
         for name, rows in vectors.items()
@@ -56,28 +54,32 @@ def _kind(data):
     return f"Closed set: new images of the {len(data.test_names)} trained identities"
 
 
-def print_table(results, data):
+def print_table(results, data, far):
     metrics = results["embedding"]["metrics"]
     print(
         f"\n{_kind(data)}, {metrics['genuine_pairs']:,} genuine and {metrics['impostor_pairs']:,} "
         "impostor pairs.\n"
     )
-    print(f"{'':20}{'EER':>8}{'TAR@FAR=1%':>12}{'rank-1':>8}")
+    print(f"{'':20}{'EER':>8}{f'TAR@FAR={100 * far:g}%':>14}{'rank-1':>8}")
     for name, title in (("raw", "raw pixels"), ("embedding", "trained embedding")):
         m = results[name]["metrics"]
-        print(f"{title:20}{m['eer']:8.3f}{m[f'tar@far={FAR:g}']:12.3f}{m['rank1']:8.3f}")
+        print(f"{title:20}{m['eer']:8.3f}{m[f'tar@far={far:g}']:14.3f}{m['rank1']:8.3f}")
 
 
-def write_all(folder, model, data, results):
+def write_all(folder, model, data, results, threshold=None):
     """Writes every artefact under a temporary name first: a name in `folder` is a whole file.
 
-    `metrics.json` goes first and comes back last: where it is, all the rest is of the same run.
+    `metrics.json` goes first and comes back last: where it is, all the rest is of the same run. So
+    does a threshold: it is never beside an encoder that it was not chosen for.
     """
     (folder / "metrics.json").unlink(missing_ok=True)
+    (folder / "threshold.json").unlink(missing_ok=True)
     with written_whole(folder / "model.keras") as path:
         model.save(path)
     with written_whole(folder / "encoder.keras") as path:
         model.encoder.save(path)
+    if threshold is not None:
+        _write_json(folder / "threshold.json", threshold)
     model.export(folder / "saved_model" / "1")  # TensorFlow Serving wants a version number
     _write_json(folder / "identities.json", dict(enumerate(data.train_names)))
     request = {"instances": [{"image": data.test_images[0].tolist()}]}
