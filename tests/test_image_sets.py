@@ -474,5 +474,39 @@ def test_an_empty_test_set_is_refused(image_sets):
         image_sets.split(image_set_of(image_sets, [0, 1, 2]))
 
 
+def test_one_training_serves_both_tests(image_sets):
+    image_set = image_set_of(image_sets, np.repeat([3, 0, 2, 1], 10))
+    closed, open_set = image_sets.split_for_both(image_set, unseen=2, held_out=0.3, seed=5)
+    alone = image_sets.split(image_set_of(image_sets, np.repeat([0, 1], 10)), held_out=0.3, seed=5)
+    assert (closed.open_set, open_set.open_set) == (False, True)
+    assert closed.train_images is open_set.train_images
+    assert closed.train_labels is open_set.train_labels
+    assert closed.train_names == closed.test_names == open_set.train_names == ("n0", "n1")
+    # The images are their own index: 10 to 19 are of identity 0, 30 to 39 of identity 1.
+    trained, tested = closed.train_images.ravel(), closed.test_images.ravel()
+    assert sorted([*trained, *tested]) == [*range(10, 20), *range(30, 40)]
+    assert np.bincount(closed.train_labels).tolist() == [7, 7]
+    assert closed.test_labels.tolist() == alone.test_labels.tolist()
+    assert open_set.test_names == ("n2", "n3")
+    assert open_set.test_images.ravel().tolist() == [*range(10), *range(20, 30)]
+    assert open_set.test_labels.tolist() == [1] * 10 + [0] * 10
+
+
+def test_both_tests_keep_to_the_test_split_of_the_source(image_sets):
+    marked = np.array([True, False] * 2 + [True, False] * 2 + [False] * 4 + [True] * 4)
+    image_set = image_set_of(image_sets, np.repeat([0, 1, 2, 3], 4), marked)
+    closed, open_set = image_sets.split_for_both(image_set, unseen=2)
+    assert closed.test_images.ravel().tolist() == [0, 2, 4, 6]
+    assert open_set.train_images.ravel().tolist() == [1, 3, 5, 7]
+    assert open_set.test_images.ravel().tolist() == [*range(8, 16)]
+
+
+@pytest.mark.parametrize("unseen", [-1, 0, 1])
+def test_both_tests_need_unseen_identities(image_sets, unseen):
+    image_set = image_set_of(image_sets, np.repeat([0, 1, 2, 3], 4))
+    with pytest.raises(ValueError, match=f"`unseen` must be at least 2.*Received: unseen={unseen}"):
+        image_sets.split_for_both(image_set, unseen=unseen)
+
+
 def test_public_names(image_sets):
-    assert image_sets.__all__ == ["ImageSet", "Split", "load", "split"]
+    assert image_sets.__all__ == ["ImageSet", "Split", "load", "split", "split_for_both"]

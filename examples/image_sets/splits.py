@@ -1,4 +1,5 @@
-"""Splits an image set into training and test: the same identities in both, or new ones in test.
+"""Splits an image set into training and test: the same identities in both, new ones in test, or
+one training and a test of either kind.
 
 On request a third part chooses what the test must not choose: a threshold, the best epoch.
 """
@@ -123,6 +124,42 @@ def split(image_set, *, unseen=0, held_out=0.2, calibration=0.0, seed=0):
         calibration_images=image_set.images[aside],
         calibration_labels=labels[aside],
     )
+
+
+def split_for_both(image_set, *, unseen, held_out=0.2, seed=0):
+    """One training for two tests: new images of its identities, and identities that it never saw.
+
+    The last K identities are the open set. The others are split as `split` splits a closed set.
+
+    Args:
+        image_set: An `ImageSet`.
+        unseen: K, from 2 to the number of identities - 2.
+        held_out, seed: As of `split`, for the identities that are trained.
+
+    Returns:
+        closed, open: two `Split`s with the same training images.
+
+    Raises:
+        ValueError: As `split` does, for either test.
+    """
+    if unseen < 2:
+        raise ValueError(
+            "`unseen` must be at least 2: pairs of different people need two. "
+            f"Received: unseen={unseen}"
+        )
+    open_set = split(image_set, unseen=unseen)
+    seen = image_set.labels < len(open_set.train_names)
+    test_split = image_set.test_split
+    rest = dataclasses.replace(
+        image_set,
+        images=image_set.images[seen],
+        labels=image_set.labels[seen],
+        names=open_set.train_names,
+        test_split=None if test_split is None else test_split[seen],
+    )
+    closed = split(rest, held_out=held_out, seed=seed)
+    training = {"train_images": closed.train_images, "train_labels": closed.train_labels}
+    return closed, dataclasses.replace(open_set, **training)
 
 
 def _makes_pairs(labels):
