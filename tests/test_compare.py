@@ -1,0 +1,364 @@
+"""examples/compare.py: resumed, refused, and its tables held to numpy, on a tiny folder."""
+
+import csv
+import importlib
+import inspect
+import itertools
+import json
+import math
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from scipy import stats
+
+import keras_margin
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+# With one scale these two are one loss.
+HEADS = ["AMSoftmax", "CosFace"]
+SETTINGS = ["raw-pixels", *HEADS, *(f"{head}-matched" for head in HEADS)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def compare():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(EXAMPLES)
+        yield importlib.import_module("compare")
+
+
+@pytest.fixture(scope="module")
+def part():
+    """`part("summary")`: a module of examples/comparison."""
+    return lambda name: importlib.import_module(f"comparison.{name}")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Six identities of eight images: a bright bar at a place of its own, in noise."""
+    path, random = tmp_path_factory.mktemp("images"), np.random.default_rng(0)
+    for identity, number in itertools.product(range(6), range(8)):
+        pixels = random.integers(0, 160, (16, 16), dtype="uint8")
+        pixels[:, 2 * identity + 1 : 2 * identity + 4] += 60
+        (path / f"person {identity}").mkdir(exist_ok=True)
+        Image.fromarray(pixels).save(path / f"person {identity}" / f"{number}.png")
+    return path
+
+
+def arguments(folder, out, **options):
+    options = {"heads": HEADS, "seeds": 2, "steps": 3, "unseen": 2, "far": 0.1, **options}
+    words = [word for name, value in options.items() for word in (f"--{name}", *_words(value))]
+    return ["--dataset", str(folder), "--embedding-dim", "8", "--out", str(out), *words]
+
+
+def _words(value):
+    return map(str, value) if isinstance(value, list) else [str(value)]
+
+
+@pytest.fixture(scope="module")
+def finished(compare, folder, tmp_path_factory):
+    """A whole comparison, really trained. Do not write here."""
+    out = tmp_path_factory.mktemp("finished")
+    compare.main(arguments(folder, out))
+    return out
+
+
+@pytest.fixture
+def out(finished, tmp_path):
+    return shutil.copytree(finished, tmp_path / "out")
+
+
+def results(out):
+    """{"ArcFace-matched-seed0": result}."""
+    return {path.stem: json.loads(path.read_text())["result"] for path in (out / "runs").iterdir()}
+
+
+def test_every_run_is_a_file(finished):
+    assert {path.name for path in finished.iterdir()} == {
+        "runs",
+        "table.md",
+        "table.csv",
+        "comparison.png",
+    }
+    assert set(results(finished)) == {f"{name}-seed{seed}" for name in SETTINGS for seed in (0, 1)}
+
+
+def test_the_table_is_numpys(finished):
+    found = results(finished)
+    with open(finished / "table.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == len(SETTINGS) * 2
+    for row in rows:
+        matched = "-matched" if "matched" in row["scale"] else ""
+        name = row["head"].replace(" ", "-") + matched
+        runs = [found[f"{name}-seed{seed}"] for seed in (0, 1)]
+        assert row["runs"] == "2"
+        for measure in ("eer", "tar", "rank1", "recall1"):
+            values = [run[row["test"]][measure] for run in runs]
+            assert float(row[f"{measure}_mean"]) == pytest.approx(np.mean(values))
+            assert float(row[f"{measure}_std"]) == pytest.approx(np.std(values, ddof=1))
+        if row["head"] == "raw pixels":
+            assert row["seconds_mean"] == row["seconds_std"] == ""
+        else:
+            seconds = [run["seconds"] for run in runs]
+            assert float(row["seconds_mean"]) == pytest.approx(np.mean(seconds))
+
+
+def test_the_text_has_the_same_numbers(finished):
+    text, found = (finished / "table.md").read_text("utf-8"), results(finished)
+    values = [found[f"CosFace-matched-seed{seed}"]["open"]["eer"] for seed in (0, 1)]
+    eer = f"{np.mean(values):.3f} ± {np.std(values, ddof=1):.3f}"
+    assert f"| `CosFace` | 1.55 (matched) | {eer} |" in text  # sqrt(2) log(3)
+    assert "| head | scale | EER | TAR@FAR=10% | rank-1 | recall@1 |" in text
+    # 16 images of 2 strangers; 2 of 8 held out of the others.
+    assert "Open set: 2 identities that the training never saw, 16 images, 64 impostor" in text
+    assert "Closed set: new images of the 4 trained identities, 8 images, 24 impostor" in text
+    assert "24 training images of 4 identities" in text
+    assert "With 2 seeds no difference is claimed" in text
+
+
+def test_one_loss_under_two_names_gives_equal_runs(finished):
+    """Weights, centres, batches and dropout of a seed are the same under every head."""
+    found = results(finished)
+    for seed in (0, 1):
+        one, other = (found[f"{head}-matched-seed{seed}"] for head in HEADS)
+        for result in (one, other):
+            del result["seconds"]
+        assert one == other
+        assert one["loss"] != found[f"CosFace-seed{seed}"]["loss"]  # at its own scale
+    assert found["CosFace-seed0"]["loss"] != found["CosFace-seed1"]["loss"]
+
+
+def test_the_picture_is_drawn(finished):
+    with Image.open(finished / "comparison.png") as image:
+        colors = {color[:3] for _, color in image.convert("RGB").getcolors(2**24)}
+    assert {(0, 114, 178), (213, 94, 0)} <= colors  # both kinds of points
+
+
+def test_a_stopped_comparison_goes_on(compare, folder, out, monkeypatch, capsys):
+    before = results(out)
+    lost = out / "runs" / "CosFace-seed1.json"
+    lost.unlink()
+    done, run = [], compare.run
+    monkeypatch.setattr(compare, "run", lambda *a: done.append(a[:2]) or run(*a))
+    compare.main(arguments(folder, out))
+    ((setting, seed),) = done
+    assert (str(setting), seed) == ("CosFace, own defaults", 1)
+    again = results(out)
+    for found in (before, again):
+        del found["CosFace-seed1"]["seconds"]
+    assert again == before
+    printed = capsys.readouterr().out
+    assert "9 of 10 runs are there already." in printed
+    assert "[10/10] seed 1, CosFace, own defaults: open-set EER" in printed
+
+
+def fake_run(setting, seed, options, closed, open_set):
+    judged = {"eer": 0.1 * (seed + 1), "tar": 0.5, "rank1": 0.9, "recall1": 1.0}
+    return {"open": judged, "closed": judged, "seconds": 1.0, "loss": 0.1, "accuracy": None}
+
+
+def test_more_seeds_and_heads_join_what_is_there(compare, folder, out, monkeypatch):
+    done = []
+    monkeypatch.setattr(compare, "run", lambda *a: done.append(a[1]) or fake_run(*a))
+    compare.main(arguments(folder, out, seeds=3, heads=[*HEADS, "SoftmaxHead"]))
+    assert done == [0, 1, 2, 2, 2, 2, 2, 2]
+
+
+def test_whoever_is_killed_loses_one_run(compare, folder, tmp_path, monkeypatch):
+    calls = itertools.count()
+
+    def killed(*run):
+        if next(calls) == 3:
+            raise KeyboardInterrupt
+        return fake_run(*run)
+
+    monkeypatch.setattr(compare, "run", killed)
+    with pytest.raises(KeyboardInterrupt):
+        compare.main(arguments(folder, tmp_path / "out"))
+    assert len(results(tmp_path / "out")) == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"steps": 4}, "--out has runs of other options.*: steps 3 there, 4 here. Give another"),
+        ({"far": 0.2, "scale": 9.0}, r"far 0.1 there, 0.2 here, scale 1.5\d* there, 9.0 here"),
+    ],
+)
+def test_runs_of_other_options_are_refused(compare, folder, out, options, message):
+    with pytest.raises(SystemExit, match=f"compare.py: error: .*{message}"):
+        compare.main(arguments(folder, out, **options))
+
+
+def test_runs_of_another_version_or_of_other_images_are_refused(
+    compare, folder, out, monkeypatch, tmp_path
+):
+    monkeypatch.setattr(keras_margin, "__version__", "9.9.9")
+    with pytest.raises(SystemExit, match=r"keras_margin \S+ there, 9.9.9 here"):
+        compare.main(arguments(folder, out))
+    monkeypatch.undo()
+    other = shutil.copytree(folder, tmp_path / folder.name)
+    shutil.copy(other / "person 0" / "0.png", other / "person 1" / "0.png")
+    with pytest.raises(SystemExit, match=r"images [0-9a-f]+ there, [0-9a-f]+ here"):
+        compare.main(arguments(other, out))
+
+
+def test_a_file_that_is_no_run_is_named(compare, folder, out):
+    (out / "runs" / "CosFace-seed0.json").write_text("{")
+    with pytest.raises(SystemExit, match=r"a file that is no run .*CosFace-seed0.json"):
+        compare.main(arguments(folder, out))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"far": 0.01}, "--far must be at least 1 / 24, one impostor.*Received: 0.01"),
+        ({"unseen": 1}, "`unseen` must be at least 2.*Received: unseen=1"),
+        ({"unseen": 4}, "AdaCos needs `num_classes` of at least 3.*Received: num_classes=2"),
+        ({"batch": [0, 4]}, "`classes_per_batch` must be .*Received: classes_per_batch=0"),
+    ],
+)
+def test_clear_errors(compare, folder, tmp_path, options, message):
+    with pytest.raises(SystemExit, match=f"compare.py: error: {message}"):
+        compare.main(arguments(folder, tmp_path, **options))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("seeds", 0), ("steps", -1), ("far", 1.5), ("scale", 0.0)]
+)
+def test_options_out_of_range_are_refused(compare, folder, tmp_path, capsys, name, value):
+    with pytest.raises(SystemExit):
+        compare.parse_arguments(arguments(folder, tmp_path, **{name: value}))
+    assert f"--{name} must be " in capsys.readouterr().err
+
+
+def test_quick_is_smaller_and_keeps_to_a_folder_of_its_own(compare):
+    quick, full = compare.parse_arguments(["--quick"]), compare.parse_arguments([])
+    assert quick.seeds < full.seeds == 5 and quick.steps < full.steps
+    assert (quick.out.name, full.out.name) == ("compare-orl_faces-quick", "compare-orl_faces")
+    assert compare.parse_arguments(["--quick", "--seeds", "7"]).seeds == 7
+
+
+def test_all_heads_are_compared(compare, part):
+    public = {
+        name
+        for name in keras_margin.__all__
+        if hasattr(getattr(keras_margin, name), "counted") and name != "MarginHead"
+    }
+    assert set(compare.HEADS) == public
+    settings = part("training").settings_of(compare.HEADS)
+    matched = {setting.head for setting in settings if setting.matched}
+    assert matched == {
+        head
+        for head in public
+        if "scale" in inspect.signature(getattr(keras_margin, head)).parameters
+    }
+    assert {"ArcFace", "NormFace", "SphereFace2"} <= matched
+    assert not {"AdaCos", "SoftmaxHead", "SphereFace", "SemiHardTriplet"} & matched
+
+
+@pytest.mark.parametrize("head", ["ArcFace", "SemiHardTriplet"])
+def test_a_seed_starts_every_head_alike(compare, part, folder, head):
+    options = compare.parse_arguments(arguments(folder, "unused"))
+    _, split_of = compare.prepare(options)
+    closed, _ = split_of(3)
+    training = part("training")
+    one, other = (
+        training.make_model(training.Setting(name), 3, options, closed, 10).backbone.get_weights()
+        for name in (head, "SoftmaxHead")
+    )
+    assert all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_judging_by_hand(part):
+    angles = np.array([0.0, 0.1, 0.6, 1.0, 1.1])
+    vectors = np.stack([np.cos(angles), np.sin(angles)], axis=1)
+    labels = np.array([0, 0, 1, 1, 0])
+    judged = part("training").judge(vectors, labels, far=0.5)
+    # Enrolled: 0 and 2. Image 1 is next to 0; image 3 to 2; image 4 of identity 0 to 2.
+    assert judged["rank1"] == pytest.approx(2 / 3)
+    # Nearest others: 0-1 and 1-0 right; 2-3 right; 3-4 and 4-3 wrong.
+    assert judged["recall1"] == pytest.approx(3 / 5)
+    # By falling cosine, genuine +: 01+ 34- 23+ 24- 12- 02- 13- 03- 14+ 04+, so 2 of 4 at FAR 1/2.
+    assert judged["tar"] == 0.5
+
+
+def summary_of(part, **eers):
+    """A `Summary` of open-set EERs: head=[one a seed]; TARs are 1 - EER."""
+    setting = part("training").Setting
+    results = {
+        setting(None if head == "raw" else head): [
+            {"failed": "no"} if x is None else {"open": {"eer": x, "tar": 1 - x}} for x in values
+        ]
+        for head, values in eers.items()
+    }
+    return part("summary").Summary(results), lambda head: setting(head)
+
+
+def test_differences_are_paired_and_corrected_as_scipy_would(part):
+    random = np.random.default_rng(0)
+    by_seed = random.normal(0.2, 0.05, 6)  # shared: hides everything from an unpaired test
+    shifts = {"A": -0.02, "B": -0.008, "C": -0.004, "D": 0.0}
+    eers = {head: by_seed + by + random.normal(0, 0.004, 6) for head, by in shifts.items()}
+    summary, setting = summary_of(part, raw=by_seed, **eers)
+    pairs = [(setting(head), setting(None)) for head in eers]
+    named = summary.differences(pairs, "open", "eer")
+
+    p = {head: stats.ttest_rel(values, by_seed).pvalue for head, values in eers.items()}
+    expected, factors = set(), iter((4, 3, 2, 1))
+    for head in sorted(p, key=p.get):
+        if p[head] * next(factors) > 0.05:
+            break
+        expected.add(head)
+    assert 0 < len(expected) < len(shifts)
+    assert {pair[0].head for pair in named} == expected
+    assert named[pairs[0]] == pytest.approx(np.mean(eers["A"] - by_seed))
+    assert stats.ttest_ind(eers["A"], by_seed).pvalue > 0.05
+
+
+def test_equal_numbers_are_no_difference(part):
+    summary, setting = summary_of(part, A=[0.1, 0.2, 0.3], B=[0.1, 0.2, 0.3])
+    assert summary.differences([(setting("A"), setting("B"))], "open", "eer") == {}
+
+
+def test_findings_say_who_is_lower_and_what_is_open(part):
+    raw = [0.30, 0.31, 0.32, 0.33]
+    summary, _ = summary_of(
+        part,
+        raw=raw,
+        SoftmaxHead=[x + d for x, d in zip(raw, (0.1, -0.1, 0.08, -0.1), strict=True)],
+        ArcFace=[x - d for x, d in zip(raw, (0.099, 0.1, 0.101, 0.1), strict=True)],
+    )
+    eer, _, tar, _ = summary.findings(far=0.01)
+    assert eer == (
+        "Open-set EER against raw pixels: lower: ArcFace, own defaults (-0.100). "
+        "no difference shown: SoftmaxHead, own defaults."
+    )
+    assert tar.startswith("Open-set TAR@FAR=1% against raw pixels: higher: ArcFace, own")
+
+
+def test_a_failed_run_is_told_and_not_averaged(part):
+    summary, setting = summary_of(part, A=[0.1, None, 0.3], B=[None, None, None])
+    assert summary.count(setting("A")) == 2
+    assert summary.mean_std(setting("A"), "open", "eer")[0] == pytest.approx(0.2)
+    assert all(math.isnan(x) for x in summary.mean_std(setting("B"), "open", "eer"))
+    assert summary.best_first() == [setting("A"), setting("B")]
+    about = {"title": "t", "intro": "i", "scale": 1.0, "far": 0.1}
+    about["test"] = {"open": "o", "closed": "c"}
+    text = part("output").definitions(summary, about)
+    assert "- A, own defaults: 2 of 3 runs ended; the others stopped: no" in list(text)
+
+
+def test_a_loss_that_is_not_finite_is_a_result(compare, part, folder, monkeypatch):
+    def diverges(*args):
+        raise FloatingPointError("loss is NaN")
+
+    training = part("training")
+    monkeypatch.setattr(training, "train", diverges)
+    options = compare.parse_arguments(arguments(folder, "unused"))
+    _, split_of = compare.prepare(options)
+    result = training.run(training.Setting("ArcFace"), 0, options, *split_of(0))
+    assert result == {"failed": "loss is NaN"}
