@@ -298,25 +298,32 @@ def summary_of(part, **eers):
     return part("summary").Summary(results), lambda head: setting(head)
 
 
-def test_differences_are_paired_and_corrected_as_scipy_would(part):
-    random = np.random.default_rng(0)
-    by_seed = random.normal(0.2, 0.05, 6)  # shared: hides everything from an unpaired test
-    shifts = {"A": -0.02, "B": -0.008, "C": -0.004, "D": 0.0}
-    eers = {head: by_seed + by + random.normal(0, 0.004, 6) for head, by in shifts.items()}
-    summary, setting = summary_of(part, raw=by_seed, **eers)
+BY_SEED = np.array([0.10, 0.25, 0.15, 0.30, 0.20, 0.35])  # moves all heads together
+AROUND = np.array([1, -1, 1, -1, 1, -1]) * 0.001
+
+
+@pytest.mark.parametrize(
+    ("ts", "differ"),
+    [
+        # Two-sided, 5 degrees of freedom; Holm: 4 p, 3 p, 2 p, p, until one is above 0.05.
+        ([5.0, 3.0, 1.0, 0.0], "A"),  # p = 0.0041; 0.0301, which counts if it were the only one
+        ([5.0, 3.7, 2.9, 2.7], "AB"),  # p = 0.0140, 3 p and not 4 p; then 2 p = 0.068: no further
+        ([3.6, 1.0, 0.0, -1.0], ""),  # 4 p = 0.062; with the spread divided by 6 it would be 0.044
+        ([-9.0, 9.0, 0.5, 0.0], "AB"),
+    ],
+)
+def test_differences_are_paired_and_corrected(part, ts, differ):
+    error = np.std(AROUND, ddof=1) / math.sqrt(6)
+    eers = {head: BY_SEED + AROUND + t * error for head, t in zip("ABCD", ts, strict=True)}
+    for head, t in zip("ABCD", ts, strict=True):  # the tests are those of scipy
+        assert stats.ttest_rel(eers[head], BY_SEED).statistic == pytest.approx(t, abs=1e-9)
+        assert stats.ttest_ind(eers[head], BY_SEED).pvalue > 0.5  # unpaired: nothing to be seen
+    summary, setting = summary_of(part, raw=BY_SEED, **eers)
     pairs = [(setting(head), setting(None)) for head in eers]
     named = summary.differences(pairs, "open", "eer")
-
-    p = {head: stats.ttest_rel(values, by_seed).pvalue for head, values in eers.items()}
-    expected, factors = set(), iter((4, 3, 2, 1))
-    for head in sorted(p, key=p.get):
-        if p[head] * next(factors) > 0.05:
-            break
-        expected.add(head)
-    assert 0 < len(expected) < len(shifts)
-    assert {pair[0].head for pair in named} == expected
-    assert named[pairs[0]] == pytest.approx(np.mean(eers["A"] - by_seed))
-    assert stats.ttest_ind(eers["A"], by_seed).pvalue > 0.05
+    assert {pair[0].head: by for pair, by in named.items()} == {
+        head: pytest.approx(ts["ABCD".index(head)] * error) for head in differ
+    }
 
 
 def test_equal_numbers_are_no_difference(part):
