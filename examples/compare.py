@@ -19,10 +19,11 @@ import time
 from pathlib import Path
 
 import keras
+from backbones import SMALLEST_IMAGE
 from comparison import output
 from comparison.run_folder import RunFolder
 from comparison.summary import Summary
-from comparison.training import make_batches, run, settings_of
+from comparison.training import epochs_of, make_batches, run, settings_of
 from image_sets import load, split_for_both
 from report import check_writable
 from train import HEADS as CLASSIFIERS
@@ -115,6 +116,12 @@ def prepare(options):
     if options.scale is None:
         options.scale = fixed_adacos_scale(len(closed.train_names))
     make_batches(0, options, closed)  # says early what cannot be
+    height, width = image_set.images.shape[1:3]
+    if min(height, width) < SMALLEST_IMAGE:
+        raise ValueError(
+            f"The network needs images of at least {SMALLEST_IMAGE} x {SMALLEST_IMAGE} pixels. "
+            f"Received: {height} x {width}"
+        )
     fewest = min(impostor_pairs(closed.test_labels), impostor_pairs(open_set.test_labels))
     if options.far * fewest < 1:
         raise ValueError(
@@ -180,8 +187,8 @@ def _minutes(seconds):
 
 def describe(options, closed, open_set):
     """What the table says of the runs."""
-    steps_per_epoch = len(make_batches(0, options, closed))
-    epochs = max(2, -(-options.steps // steps_per_epoch))
+    batches = make_batches(0, options, closed)
+    steps = epochs_of(options, batches) * len(batches)
     batch = f"{min(options.batch[0], len(closed.train_names))} identities x {options.batch[1]}"
     tests = {"open": open_set, "closed": closed}
     kinds = {
@@ -192,8 +199,8 @@ def describe(options, closed, open_set):
         "title": f"{Path(options.dataset).name}: heads compared",
         "intro": (
             f"{len(closed.train_images)} training images of {len(closed.train_names)} identities, "
-            f"`small_cnn` of {options.embedding_dim} dimensions, {epochs * steps_per_epoch} steps "
-            f"of {batch} images, AdamW at {options.learning_rate:g} falling to 0: the same for all "
+            f"`small_cnn` of {options.embedding_dim} dimensions, {steps} steps of "
+            f"{batch} images, AdamW at {options.learning_rate:g} falling to 0: the same for all "
             "heads. Nothing was tuned for any of them."
         ),
         "scale": options.scale,

@@ -57,8 +57,8 @@ def as_markdown(summary, about):
 def definitions(summary, about):
     """What a reader must know to use the table."""
     yield from (
-        f"- Mean ± sample standard deviation over {summary.seeds} seeds, by open-set EER. A seed "
-        "decides the weights of the backbone and the centres at the start, the order of the "
+        f"- Mean ± sample standard deviation over {summary.seeds_in_words()}, by open-set EER. A "
+        "seed decides the weights of the backbone and the centres at the start, the order of the "
         "batches and which images are held out: the same under every head. The strangers of the "
         "open set are the same people in all seeds, so the spread is that of the training, not "
         "that of the choice of people.",
@@ -147,7 +147,7 @@ def draw(summary, about, path):
     axes[0].invert_yaxis()  # the best on top
     figure.suptitle(
         f"{about['title']}\n{about['test']['open']}; mean and standard deviation, "
-        f"{summary.seeds} seeds",
+        f"{summary.seeds_in_words()}",
         fontsize=10,
     )
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)

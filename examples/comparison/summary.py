@@ -24,6 +24,9 @@ class Summary:
         self.results = results
         self.seeds = len(next(iter(results.values())))
 
+    def seeds_in_words(self):
+        return "1 seed" if self.seeds == 1 else f"{self.seeds} seeds"
+
     def values(self, setting, *keys):
         """A number of each seed, float64 (seeds,); NaN for a run that failed or has no such."""
         found = []
@@ -88,8 +91,8 @@ class Summary:
         """Sentences: who differs, in the open set, by more than the seeds do."""
         if self.seeds < FEWEST_SEEDS:
             return [
-                f"With {self.seeds} seed{'s' if self.seeds > 1 else ''} no difference is claimed: "
-                f"give --seeds {FEWEST_SEEDS} or more."
+                f"With {self.seeds_in_words()} no difference is claimed: give --seeds "
+                f"{FEWEST_SEEDS} or more."
             ]
         trained = [setting for setting in self.best_first() if setting != RAW_PIXELS]
         matched = [setting for setting in trained if setting.matched]

@@ -73,8 +73,13 @@ def make_batches(seed, options, data):
     return datasets.balanced_batches(data.train_labels, identities, images, seed=seed)
 
 
+def epochs_of(options, batches):
+    """As many as `options.steps` takes, and two at least: the first is not timed."""
+    return max(2, -(-options.steps // len(batches)))
+
+
 def train(setting, seed, options, data):
-    """Trains for `options.steps`, rounded up to whole epochs, two at least.
+    """Trains for `epochs_of(options, batches)` epochs.
 
     Returns:
         The model, and what the training says of itself: `seconds` without the first epoch, in which
@@ -85,7 +90,7 @@ def train(setting, seed, options, data):
         FloatingPointError: The loss is no longer finite.
     """
     batches = make_batches(seed, options, data)
-    epochs = max(2, -(-options.steps // len(batches)))
+    epochs = epochs_of(options, batches)
     model = make_model(setting, seed, options, data, epochs * len(batches))
     ends = []  # of the epochs
     clock = keras.callbacks.LambdaCallback(
