@@ -100,7 +100,9 @@ class Summary:
         families = {
             "raw pixels": [(setting, RAW_PIXELS) for setting in trained],
             str(softmax): [(setting, softmax) for setting in trained if setting != softmax],
-            "the head's own defaults": [(setting, Setting(setting.head)) for setting in matched],
+            "the same head at its own scale": [
+                (setting, Setting(setting.head)) for setting in matched
+            ],
         }
         if softmax not in self.results:
             del families[str(softmax)]
@@ -131,9 +133,10 @@ def _said(pairs, named):
     for word, sign in (("lower", -1), ("higher", 1)):
         found = [pair for pair in pairs if pair in named and named[pair] * sign > 0]
         if found:
-            names = "; ".join(f"{setting} ({named[setting, by]:+.3f})" for setting, by in found)
+            names = ", ".join(f"{setting} {named[setting, by]:+.3f}" for setting, by in found)
             parts.append(f"{word}: {names}.")
-    others = [str(setting) for setting, by in pairs if (setting, by) not in named]
+    others = len(pairs) - len(named)
     if others:
-        parts.append(f"no difference shown: {'; '.join(others)}.")
+        whom = f"the other {others}" if named else f"any of {others}"
+        parts.append(f"no difference shown for {whom}.")
     return " ".join(parts)

@@ -30,7 +30,7 @@ class Setting:
     def __str__(self):
         if self.head is None:
             return "raw pixels"
-        return f"{self.head}, {'matched scale' if self.matched else 'own defaults'}"
+        return f"{self.head} (matched scale)" if self.matched else self.head
 
 
 RAW_PIXELS = Setting(None)
