@@ -1,32 +1,15 @@
 """What train.py says and writes at the end: a table, models, numbers, pictures, how to serve."""
 
-import json
-import math
 import shlex
-import tempfile
 
 import keras
 import matplotlib
 
 from keras_margin import plots, verification
-from keras_margin.files import written_whole
+from keras_margin.files import write_json, written_whole
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402  (after the choice of backend)
-
-
-def check_writable(folder):
-    """Makes the folder, and finds out before the training whether it can be written.
-
-    Raises:
-        OSError: it cannot.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise OSError(f"--out cannot be written: {error}") from error
 
 
 def judge(model, data, far):
@@ -79,25 +62,14 @@ def write_all(folder, model, data, results, threshold=None):
     with written_whole(folder / "encoder.keras") as path:
         model.encoder.save(path)
     if threshold is not None:
-        _write_json(folder / "threshold.json", threshold)
+        write_json(folder / "threshold.json", threshold)
     model.export(folder / "saved_model" / "1")  # TensorFlow Serving wants a version number
-    _write_json(folder / "identities.json", dict(enumerate(data.train_names)))
+    write_json(folder / "identities.json", dict(enumerate(data.train_names)))
     request = {"instances": [{"image": data.test_images[0].tolist()}]}
-    _write_json(folder / "request.json", request, indent=None)
+    write_json(folder / "request.json", request, indent=None)
     _write_pictures(folder, model, data, results)
-    metrics = {name: _without_nan(result["metrics"]) for name, result in results.items()}
-    _write_json(folder / "metrics.json", metrics)
-
-
-def _without_nan(metrics):
-    """JSON has no NaN: a number that too few pairs leave undefined is null."""
-    return {name: None if math.isnan(value) else value for name, value in metrics.items()}
-
-
-def _write_json(path, content, indent=2):
-    # ASCII alone: the name of a folder need not be valid UTF-8.
-    with written_whole(path) as temporary:
-        temporary.write_text(json.dumps(content, indent=indent) + "\n", "ascii")
+    metrics = {name: result["metrics"] for name, result in results.items()}
+    write_json(folder / "metrics.json", metrics)
 
 
 def _write_pictures(folder, model, data, results):

@@ -21,9 +21,10 @@ import tensorflow as tf
 from backbones import SMALLEST_IMAGE, small_cnn
 from calibration import calibrate, print_threshold
 from image_sets import load, split
-from report import check_writable, judge, print_table, print_usage, write_all
+from report import judge, print_table, print_usage, write_all
 
 import keras_margin
+from keras_margin.files import check_writable
 
 HEADS = {
     name: getattr(keras_margin, name)

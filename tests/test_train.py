@@ -254,7 +254,7 @@ def test_unreadable_image_is_named(train, folder, tmp_path):
 
 def test_out_that_cannot_be_written(train, folder, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(SystemExit, match="train.py: error: --out cannot be written"):
+    with pytest.raises(SystemExit, match="train.py: error: The folder for the results cannot"):
         run(train, folder, out=tmp_path / "file" / "out")
 
 
