@@ -119,7 +119,7 @@ def read_test_set(path, pairs=None, folds=None):
     return TestSet(kind, images, pairs=listed.pairs, genuine=listed.genuine, folds=folds)
 
 
-def judge(embeddings, test_set, far=(1e-1, 1e-2, 1e-3), *, seed=0, verbose=0):
+def judge(embeddings, test_set, far=(1e-1, 1e-2, 1e-3), *, intervals=True, seed=0, verbose=0):
     """All figures of a set: of a list of pairs as it is published, of identities with rankings.
 
     A list: `verification.kfold_accuracy` as `accuracy` and `accuracy_std`, `eer` and `tar@far=F`.
@@ -130,6 +130,7 @@ def judge(embeddings, test_set, far=(1e-1, 1e-2, 1e-3), *, seed=0, verbose=0):
         embeddings: (images, dim), in the order of `test_set.images`.
         test_set: `TestSet`.
         far: false accept rates.
+        intervals: whether identities get them; on 10^8 pairs they take most of the time.
         seed: of what is drawn at random.
         verbose: 0 is silent, 1 shows how far it is, 2 says so at the end.
 
@@ -159,7 +160,7 @@ def judge(embeddings, test_set, far=(1e-1, 1e-2, 1e-3), *, seed=0, verbose=0):
         pairs_at = test_set.pairs.__getitem__
     else:
         figures, thresholds, blocks = _of_identities(
-            embeddings, test_set.labels, fars, seed, verbose
+            embeddings, test_set.labels, fars, intervals, seed, verbose
         )
         genuines, impostors = figures.pop("genuine_pairs"), figures.pop("impostor_pairs")
 
@@ -198,14 +199,14 @@ def _of_list(embeddings, test_set, fars):
     return figures, thresholds, lambda: [(scores, genuine)]
 
 
-def _of_identities(embeddings, labels, fars, seed, verbose):
+def _of_identities(embeddings, labels, fars, intervals, seed, verbose):
     units = unit_rows(embeddings, "embeddings")
     labels = check_labels(labels, len(units), "labels")
     _, each = np.unique(labels, return_counts=True)
     has_both = len(each) > 1 and each.max() > 1  # kinds of pairs: no interval without
     figures = verification.evaluate(
         *(embeddings, labels, fars),
-        confidence=CONFIDENCE if has_both else None,
+        confidence=CONFIDENCE if intervals and has_both else None,
         seed=seed,
         verbose=verbose,
     )

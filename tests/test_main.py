@@ -74,6 +74,8 @@ def test_an_identity_folder(files, tmp_path, capsys):
     wanted = verification.evaluate(encoder.predict(pixels, verbose=0), labels, [0.5, 0.1])
     for name in ("eer", "tar@far=0.5", "tar@far=0.1", "rank1"):
         assert report["figures"][name] == pytest.approx(wanted[name], abs=1e-6)
+        low, high = report["figures"][f"{name}_interval"]
+        assert low <= wanted[name] <= high
     assert report["counts"]["identities"] == 6
     assert report["run"]["encoder_kind"] == "Keras model"
     assert report["run"]["keras_margin"] == keras_margin.__version__
@@ -106,7 +108,8 @@ def test_a_list_and_a_set_of_the_same_pairs_agree(files, tmp_path, capsys):
 
 
 def test_flip_and_preprocess_reach_the_encoder(files, tmp_path):
-    plain = run(files, tmp_path / "a", files / "faces", "--far", 0.1)
+    plain = run(files, tmp_path / "a", files / "faces", "--far", 0.1, "--no-intervals")
+    assert "eer_interval" not in plain["figures"]
     changed = run(
         *(files, tmp_path / "b", files / "faces", "--far", 0.1),
         *("--flip", "--preprocess", "symmetric", "--batch-size", 5, "--image-size", 16, 16),
