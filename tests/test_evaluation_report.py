@@ -140,7 +140,7 @@ def test_no_report_json_beside_what_is_not_whole(tmp_path, monkeypatch, fails):
 def test_names_of_files_need_not_be_text(tmp_path):
     (tmp_path / "a").mkdir()
     paths = []
-    for name in ("$x_1$.png", "名前.png", "a`|b.png", "long" * 20 + ".png"):
+    for name in ("$x_{1$.png", "名前.png", "a`|b.png", "long" * 20 + ".png"):
         paths.append(tmp_path / "a" / name)
         paths[-1].write_bytes(png(99))
     pairs, genuine = np.array([[0, 1], [0, 2], [2, 3], [1, 3]]), np.array([True, False] * 2)

@@ -144,6 +144,16 @@ def test_what_one_kind_of_pairs_leaves_undefined_is_nan(labels, kind):
     assert len(judged.scores) == 3
 
 
+@pytest.mark.parametrize("kind", ["identities", "list"])
+def test_a_rate_that_the_pairs_cannot_show_is_nan(kind):
+    embeddings, labels = random_set()
+    test_set = identities(labels) if kind == "identities" else pair_list(labels)
+    with pytest.warns(UserWarning, match="below 1 / "):
+        judged = judge(embeddings, test_set, [0.5, 1e-3], intervals=False)
+    assert np.isfinite(judged.thresholds[0.5])
+    assert np.isnan([judged.thresholds[1e-3], judged.figures["tar@far=0.001"]]).all()
+
+
 # Reading
 
 
