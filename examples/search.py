@@ -160,8 +160,8 @@ def digest_of(path):
 def demo(options):
     """Enrols 5 pictures of 30 people, and asks about their other 5 and all 10 of 10 strangers.
 
-    The network learns from 20 of the 30. The others give the threshold: it is strangers that it must
-    keep out, and people that a network was trained on tell nothing of them.
+    The network learns from 20 of the 30. The others give the threshold: it must keep out strangers,
+    and people that a network was trained on tell nothing of them.
     """
     import keras
     from backbones import small_cnn
