@@ -63,7 +63,8 @@ def write_all(folder, model, data, results, threshold=None):
         model.encoder.save(path)
     if threshold is not None:
         write_json(folder / "threshold.json", threshold)
-    model.export(folder / "saved_model" / "1")  # TensorFlow Serving wants a version number
+    # TensorFlow Serving wants a version number. The network takes pixels as they are decoded.
+    model.export(folder / "saved_model" / "1", preprocessing=keras.layers.Identity())
     write_json(folder / "identities.json", dict(enumerate(data.train_names)))
     request = {"instances": [{"image": data.test_images[0].tolist()}]}
     write_json(folder / "request.json", request, indent=None)
@@ -131,4 +132,9 @@ Serve it, and ask it about the image in request.json:
         -v {shlex.quote(str(folder / "saved_model"))}:/models/encoder tensorflow/serving
     curl -d @{shlex.quote(str(folder / "request.json"))} \\
         localhost:8501/v1/models/encoder:predict
+
+Or about pictures in files, with that server or without:
+
+    python examples/serve.py --url http://localhost:8501/v1/models/encoder one.png two.png
+    python examples/serve.py {shlex.quote(str(folder / "saved_model" / "1"))} one.png two.png
 """)
