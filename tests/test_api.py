@@ -79,6 +79,10 @@ def test_evaluation_never_imports_heads(module):
     assert not reached(module) & {"margin_head", "heads", "adaptive_heads", "model", "nontarget"}
 
 
+def test_pictures_of_heads_import_rules_and_scales_alone():
+    assert imports("head_plots") <= {"checks", "drawing", "margins", "scales"}
+
+
 @pytest.mark.parametrize("module", ["batches", "padding"])
 def test_batches_need_nothing_but_checks(module):
     assert imports(module) == {"checks"}
