@@ -15,7 +15,7 @@ from keras_margin.margins import AngularMargin, MarginRule
 from keras_margin.scales import fixed_adacos_scale
 
 DEGREES = np.linspace(0.0, 180.0, 721)
-COSINES = np.cos(np.radians(DEGREES))
+COSINES = np.sin(np.radians(90.0 - DEGREES))  # of the angles; exactly 0 at 90 degrees
 ANGLE_LABEL = "Angle to the own class centre θ (degrees)"
 # A legend with more lines stands beside the picture.
 LEGEND_INSIDE = 6
@@ -33,8 +33,9 @@ def target_logits(heads, ax=None, *, norms=None):
 
     It is the rule that training applies, as it stands now: a margin that moves in training is drawn
     at the head's step, which the legend names. No state moves, and a head need not be built.
-    `LSoftmax` is divided by both lengths, `SphereFace2` is drawn without its bias, `ElasticFace` at
-    the mean of its draws, a margin per class for the classes with the smallest and the largest.
+    Logits with lengths in them are divided by these too, `SphereFace2` is drawn without its bias,
+    `ElasticFace` at the mean of its draws, a margin per class for the classes with the smallest and
+    the largest.
 
     Args:
         heads: a head or a rule of `keras_margin.margins`; a sequence of them; or a dictionary from
