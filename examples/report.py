@@ -83,7 +83,7 @@ def _write_pictures(folder, model, data, results):
         plots.roc(*pairs[name], ax=ax, label=title)
     ax.set_title(_kind(data))
     ax.legend(loc="upper left")  # where the curves are not
-    _save(figure, folder / "roc.png")
+    save_picture(figure, folder / "roc.png")
 
     figure, axes = plt.subplots(1, 2, figsize=(11, 4.5), sharex=True, layout="constrained")
     for ax, (name, title) in zip(
@@ -91,16 +91,17 @@ def _write_pictures(folder, model, data, results):
     ):
         plots.score_histogram(*pairs[name], ax=ax)
         ax.set_title(title)
-    _save(figure, folder / "scores.png")
+    save_picture(figure, folder / "scores.png")
 
     rows = results["embedding"]["vectors"]
     if rows.shape[1] in (2, 3):
         centers = None if data.open_set else keras.ops.convert_to_numpy(model.head.centers)
         ax = plots.embeddings(rows, data.test_labels, centers=centers, names=data.test_names)
-        _save(ax.figure, folder / "embeddings.png")
+        save_picture(ax.figure, folder / "embeddings.png")
 
 
-def _save(figure, path):
+def save_picture(figure, path):
+    """Writes the PNG whole, and closes the figure."""
     with written_whole(path) as temporary:
         figure.savefig(temporary, dpi=120)
     plt.close(figure)
