@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import keras
+import numpy as np
 from backbones import small_cnn
 from image_sets import load, split
 from report import check_writable, plt, save_picture
@@ -141,36 +142,64 @@ def features(data, effort):
     # class 3.7 to either side; 0.3 radians leave 9.4. From the start even that is too hard.
     margin = PolynomialDecay(0.0, steps // 2 + 1, 0.3)
     scale = PolynomialDecay(5.0, steps // 2 + 1, 30.0)
-    sphere_face = SphereFace(CLASSES, lambda_gamma=0.4)  # comes to lambda = 5 in fewer steps
+    # Centres that start close together can stay so: on a circle they cannot pass each other.
+    start = {"centers_initializer": _evenly_on_a_circle}
+    # lambda_gamma: comes to lambda = 5 in fewer steps.
+    sphere_face = SphereFace(CLASSES, lambda_gamma=0.4, **start)
     panels = (
-        (SoftmaxHead(CLASSES), "softmax"),
+        (SoftmaxHead(CLASSES, **start), "softmax"),
         (sphere_face, "SphereFace, m = 4, λ = {annealing:.3g} at the end"),
-        (ArcFace(CLASSES, margin, scale), "ArcFace, m from 0 to 0.3, s from 5 to 30"),
-        (AdaCos(CLASSES), "AdaCos, s = {scale:.3g} at the end"),
+        (ArcFace(CLASSES, margin, scale, **start), "ArcFace, m from 0 to 0.3, s from 5 to 30"),
+        (AdaCos(CLASSES, **start), "AdaCos, s = {scale:.3g} at the end"),
     )
     figure, axes = plt.subplots(1, 4, figsize=(18, 5), layout="constrained")
     for ax, (head, title) in zip(axes, panels, strict=True):
         print(f"features: {type(head).__name__}", flush=True)
         model = EmbeddingModel(_flat_cnn(data.train_images.shape[1:]), head)
         _fit(model, data, effort.feature_epochs)
-        scores = model.evaluate(data.test_images, data.test_labels, verbose=0, return_dict=True)
+        rows = model.predict(data.test_images, verbose=0)
+        found = keras.ops.convert_to_numpy(head(rows)).argmax(axis=1)  # without labels: no margin
+        accuracy = np.mean(found == data.test_labels)
         if hasattr(head.margin_rule, "annealing"):
             title = title.format(annealing=float(head.margin_rule.annealing("float32")))
         elif head.current_scale is not None:
             title = title.format(scale=float(head.current_scale))
-        rows = model.predict(data.test_images, verbose=0)
         centers = keras.ops.convert_to_numpy(head.centers)
         # Softmax and SphereFace see the length of an embedding, the others its direction alone.
         sees_lengths = isinstance(head, (SoftmaxHead, SphereFace))
         plots.embeddings(rows, data.test_labels, centers, ax, normalize=not sees_lengths)
-        ax.set_title(f"{title}\naccuracy {scores['accuracy']:.1%}")
+        ax.set_title(f"{title}\naccuracy {accuracy:.1%}")
+        _name_stars(ax, centers)
         if ax is not axes[-1]:
             ax.get_legend().remove()  # one for all
     figure.suptitle(
         f"{len(data.test_images):,} test digits in two dimensions: own lengths for softmax and "
-        "SphereFace, directions for ArcFace and AdaCos; rays are the class centres' directions"
+        "SphereFace, directions for ArcFace and AdaCos.\nRays are the directions of the class "
+        "centres, which start evenly spread."
     )
     return figure
+
+
+def _evenly_on_a_circle(shape, dtype=None):
+    angles = 2 * np.pi * np.arange(shape[0]) / shape[0]
+    return keras.ops.convert_to_tensor(np.stack([np.cos(angles), np.sin(angles)], axis=1), dtype)
+
+
+def _name_stars(ax, centers):
+    """Writes the digit beyond the star of its centre: ten colours are more than one can tell."""
+    stars = [line for line in ax.lines if line.get_marker() == "*"]
+    for label, (star, center) in enumerate(zip(stars, centers, strict=False)):  # the last is empty
+        direction = center / np.linalg.norm(center)
+        ax.annotate(
+            str(label),
+            np.ravel(star.get_data()),
+            xytext=13 * direction,
+            textcoords="offset points",
+            ha="center",
+            va="center",
+            fontweight="bold",
+        )
+    ax.margins(0.12)
 
 
 def _flat_cnn(image_shape):
