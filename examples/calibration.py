@@ -35,7 +35,7 @@ def calibrate(encoder, data, far):
         "is >= threshold.",
         "far_wanted": far,
         "chosen": "the smallest threshold within far_wanted, on all pairs of "
-        f"{len(data.calibration_labels)} images {which} that neither train nor test",
+        f"{len(data.calibration_labels)} images {which} that are in neither training nor test",
         "calibration": _rates(scores, genuine, threshold),
         "test": _rates(*test, threshold),
     }
