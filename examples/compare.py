@@ -25,10 +25,10 @@ from comparison.run_folder import RunFolder
 from comparison.summary import Summary
 from comparison.training import epochs_of, make_batches, run, settings_of
 from image_sets import load, split_for_both
-from report import check_writable
 from train import HEADS as CLASSIFIERS
 
 import keras_margin
+from keras_margin.files import check_writable
 from keras_margin.scales import fixed_adacos_scale
 
 HEADS = (*CLASSIFIERS, "SemiHardTriplet")

@@ -19,7 +19,7 @@ import keras
 import numpy as np
 from backbones import small_cnn
 from image_sets import load, split
-from report import check_writable, plt, save_picture
+from report import plt, save_picture
 
 from keras_margin import (
     AdaCos,
@@ -40,6 +40,7 @@ from keras_margin import (
     margins,
     plots,
 )
+from keras_margin.files import check_writable
 
 PolynomialDecay = keras.optimizers.schedules.PolynomialDecay
 
