@@ -14,6 +14,8 @@ from keras_margin.distribution import scope_of
 
 # {head: {head that it was made from: sources}}, for `sources_of`.
 _ancestors = weakref.WeakKeyDictionary()
+# {head: shape of the centres that it was last offered in vain}, for `check_stored_centers`.
+_refused = weakref.WeakKeyDictionary()
 
 
 def resized(head, num_classes, mapping=None, *, new_margin=None):
@@ -198,9 +200,11 @@ def check_stored_centers(head, store):
     own = [*head._trainable_variables, *head._non_trainable_variables]
     place = next(str(i) for i, variable in enumerate(own) if variable is head.centers)
     here = (head.num_rows, head.centers.shape[1])
-    there = tuple(store[place].shape) if place in set(store.keys()) else None
+    # Keras tries several places in a file, the last ones in vain, and shows the last error.
+    is_there = place in set(store.keys())
+    there = tuple(store[place].shape) if is_there else _refused.get(head)
     if there != here:
-        # Keras tries several places in a file, the last in vain, and shows the last error.
+        _refused[head] = there
         raise ValueError(
             f"The file must hold centres of shape {here}, by the head's classes, sub-centres and "
             "dimensions. To change the classes of a trained model, load it as it was, then call "
