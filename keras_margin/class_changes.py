@@ -63,17 +63,7 @@ def resized(head, num_classes, mapping=None, *, new_margin=None):
     _check_ignore_class(head, num_classes)
     changed = {"num_classes": num_classes, **_parts(head, classes, new_margin)}
     sources = source_rows(classes, head.num_subcenters, head.num_subcenters)
-    try:
-        return remade(head, sources, head.centers_initializer, **changed)
-    except Exception as error:  # a function or an array for the old number: it raises all kinds
-        new = remade(head, sources, **changed)
-        if (sources < 0).any():
-            warnings.warn(
-                f"The head's initializer cannot make centres for {num_classes} classes, so the new "
-                f"ones start from the default one ({error}).",
-                stacklevel=2,
-            )
-        return new
+    return remade(head, sources, head.centers_initializer, **changed)
 
 
 def remade(head, sources, initializer=None, **changed):
@@ -82,16 +72,20 @@ def remade(head, sources, initializer=None, **changed):
     Args:
         head: a built head.
         sources: see `sources_of`.
-        initializer: of its centres; None: the default.
+        initializer: of its centres, if it can make as many; None: the default.
         **changed: entries of its config.
     """
-    # A function as initializer or regularizer has a config that Keras cannot read.
-    changed |= {"centers_initializer": None, "centers_regularizer": None}
     with scope_of(head.centers):
-        new = type(head).from_config({**head.get_config(), **changed})
-        new.centers_regularizer = head.centers_regularizer
-        new.centers_initializer = initializer or new.centers_initializer
-        new.build((None, head.centers.shape[1]))
+        try:
+            new = _built_like(head, initializer, changed)
+        except Exception as error:  # a function or an array for the old number: all kinds
+            new = _built_like(head, None, changed)
+            if (sources < 0).any():
+                warnings.warn(
+                    f"The head's initializer cannot make {new.num_rows} centres, so the new ones "
+                    f"start from the default one ({error}).",
+                    stacklevel=3,
+                )
     for old_variable, new_variable in zip(head.variables, new.variables, strict=True):
         if new_variable is not new.centers:
             new_variable.assign(read(old_variable))
@@ -100,6 +94,18 @@ def remade(head, sources, initializer=None, **changed):
     _ancestors[new] = weakref.WeakKeyDictionary({head: sources})
     for older, earlier in _ancestors.get(head, {}).items():
         _ancestors[new][older] = np.where(sources < 0, -1, earlier[sources])
+    return new
+
+
+def _built_like(head, initializer, changed):
+    """A built head with some settings changed; `initializer` None: the default."""
+    # A function as initializer or regularizer has a config that Keras cannot read.
+    changed = {**changed, "centers_initializer": None, "centers_regularizer": None}
+    new = type(head).from_config({**head.get_config(), **changed})
+    new.centers_regularizer = head.centers_regularizer
+    if initializer is not None:
+        new.centers_initializer = initializer
+    new.build((None, head.centers.shape[1]))
     return new
 
 

@@ -316,9 +316,9 @@ class AdaCosScale(ScalePolicy):
 
     def rebase(self, old):
         """The scale keeps its ratio to sqrt(2) log(C - 1), as the default bounds do."""
-        scale = self._start
-        if self.dynamic:
-            scale = old.current() * (self.initial_scale / old.initial_scale)
+        if not self.dynamic:
+            return self.scale.assign(self._start)
+        scale = old.current() * (self.initial_scale / old.initial_scale)
         self.scale.assign(ops.clip(scale, self.min_scale, self.largest_scale))
 
     def get_config(self):
