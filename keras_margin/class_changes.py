@@ -8,7 +8,7 @@ from numbers import Integral
 import numpy as np
 from keras import ops
 
-from keras_margin.backend import read
+from keras_margin.backend import copy_of, read
 from keras_margin.checks import checked_count, is_number
 from keras_margin.distribution import scope_of
 
@@ -88,7 +88,7 @@ def remade(head, sources, initializer=None, **changed):
                 )
     for old_variable, new_variable in zip(head.variables, new.variables, strict=True):
         if new_variable is not new.centers:
-            new_variable.assign(read(old_variable))
+            new_variable.assign(copy_of(old_variable))
     new.scale_policy.rebase(head.scale_policy)
     new.centers.assign(with_rows_of(new.centers, head.centers, sources))
     _ancestors[new] = weakref.WeakKeyDictionary({head: sources})

@@ -2,7 +2,7 @@
 
 import keras
 
-from keras_margin.backend import read
+from keras_margin.backend import copy_of
 from keras_margin.class_changes import source_classes, source_rows, sources_of, with_rows_of
 from keras_margin.distribution import scope_of, strategy_of
 from keras_margin.monitoring import metrics_of
@@ -167,10 +167,10 @@ def _carry(old, new, pairs, new_head, sources):
     for one, other in {(old, new), (_inner(old), _inner(new))}:
         for name, variable in vars(one).items():  # iterations, learning rate, loss scale
             if isinstance(variable, keras.Variable):
-                getattr(other, name).assign(read(variable))
+                getattr(other, name).assign(copy_of(variable))
     for variable in _inner(new)._trainable_variables:
         if _AVERAGES in (slots := named_slots(new, variable)):
-            slots[_AVERAGES].assign(read(variable))  # zeros would be averaged in
+            slots[_AVERAGES].assign(copy_of(variable))  # zeros would be averaged in
     centers = getattr(new_head, "centers", None)
     for variable, before in pairs:
         old_slots = named_slots(old, before)  # none of what was not trained until now
@@ -179,7 +179,7 @@ def _carry(old, new, pairs, new_head, sources):
             if variable is centers and old_slot.shape[:1] == before.shape[:1]:
                 slot.assign(with_rows_of(slot, old_slot, sources))
             else:
-                slot.assign(read(old_slot))
+                slot.assign(copy_of(old_slot))
 
 
 def _inner(optimizer):

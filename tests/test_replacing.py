@@ -291,6 +291,17 @@ def test_files_go_on_bit_for_bit(tmp_path, optimizer):
     assert_same(loaded, model)
 
 
+def test_the_old_head_can_still_be_read():
+    model = model_of(km.AdaCos(CLASSES, seed=1))
+    fit(model)
+    old = model.head
+    before = [as_numpy(each) for each in old.variables]
+    model.replace_head(old.resized(CLASSES))
+    fit(model)
+    for got, want in zip(old.variables, before, strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
 def test_the_old_head_is_gone():
     model = model_of()
     fit(model)
