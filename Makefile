@@ -5,11 +5,13 @@ PY := .venv/bin/python
 STAMP := .venv/installed
 BENCH_STAMP := .venv/installed-bench
 
-.PHONY: help train bench test test-all test-jax lint dist clean
+.PHONY: help train figures compare bench test test-all test-jax lint dist clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make train      train on 5 000 real digits, judge, picture, export (examples/train.py)"
+	@echo "make figures    draw the figures of the papers again (examples/figures.py)"
+	@echo "make compare    all heads on the same images, over several seeds (examples/compare.py)"
 	@echo "make bench      time and memory of the heads beside others (benchmarks/head_step.py)"
 	@echo "make test       the daily tests: all but the long ones"
 	@echo "make test-all   every test"
@@ -23,6 +25,12 @@ help:
 
 train: $(STAMP)
 	TF_CPP_MIN_LOG_LEVEL=$${TF_CPP_MIN_LOG_LEVEL:-2} $(PY) examples/train.py $(ARGS)
+
+figures: $(STAMP)
+	TF_CPP_MIN_LOG_LEVEL=$${TF_CPP_MIN_LOG_LEVEL:-2} $(PY) examples/figures.py $(ARGS)
+
+compare: $(STAMP)
+	TF_CPP_MIN_LOG_LEVEL=$${TF_CPP_MIN_LOG_LEVEL:-2} $(PY) examples/compare.py $(ARGS)
 
 bench: $(BENCH_STAMP)
 	$(PY) benchmarks/head_step.py $(ARGS)

@@ -6,13 +6,14 @@ from keras import layers
 SMALLEST_IMAGE = 8  # three times halved
 
 
-def small_cnn(image_shape, embedding_dim=64):
+def small_cnn(image_shape, embedding_dim=64, dropout=0.3):
     """About 170 000 weights, trained in minutes on a laptop. Real face sets want a ResNet-50.
 
     Args:
         image_shape: (height, width, channels) of images with pixels 0 to 255: the scaling is part
             of the network, so whoever loads the encoder cannot forget it.
         embedding_dim: length of the embedding.
+        dropout: share of the features that a training step leaves out.
 
     Returns:
         A functional model: (batch, height, width, channels) -> (batch, embedding_dim).
@@ -28,7 +29,7 @@ def small_cnn(image_shape, embedding_dim=64):
         x = layers.ReLU()(x)
         x = layers.MaxPooling2D()(x)
     x = layers.Flatten()(x)
-    x = layers.Dropout(0.3)(x)
+    x = layers.Dropout(dropout)(x)
     # No activation at the end: after a ReLU all cosines would be positive.
     embedding = layers.Dense(embedding_dim, use_bias=False)(x)
     embedding = layers.BatchNormalization(momentum=0.9, scale=False, name="embedding")(embedding)

@@ -1,37 +1,18 @@
 """What train.py says and writes at the end: a table, models, numbers, pictures, how to serve."""
 
-import json
-import math
 import shlex
-import tempfile
 
 import keras
 import matplotlib
 
 from keras_margin import plots, verification
-from keras_margin.files import written_whole
+from keras_margin.files import write_json, written_whole
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402  (after the choice of backend)
 
-FAR = 0.01
 
-
-def check_writable(folder):
-    """Makes the folder, and finds out before the training whether it can be written.
-
-    Raises:
-        OSError: it cannot.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise OSError(f"--out cannot be written: {error}") from error
-
-
-def judge(model, data):
+def judge(model, data, far):
     """Compares all pairs of test images by raw pixels and by the trained embedding.
 
     Returns:
@@ -43,7 +24,7 @@ def judge(model, data):
     }
     return {
         name: {
-            "metrics": verification.evaluate(rows, data.test_labels, far=[FAR]),
+            "metrics": verification.evaluate(rows, data.test_labels, far),
             "vectors": rows,
         }
         for name, rows in vectors.items()
@@ -56,46 +37,40 @@ def _kind(data):
     return f"Closed set: new images of the {len(data.test_names)} trained identities"
 
 
-def print_table(results, data):
+def print_table(results, data, far):
     metrics = results["embedding"]["metrics"]
     print(
         f"\n{_kind(data)}, {metrics['genuine_pairs']:,} genuine and {metrics['impostor_pairs']:,} "
         "impostor pairs.\n"
     )
-    print(f"{'':20}{'EER':>8}{'TAR@FAR=1%':>12}{'rank-1':>8}")
+    print(f"{'':20}{'EER':>8}{f'TAR@FAR={100 * far:g}%':>14}{'rank-1':>8}")
     for name, title in (("raw", "raw pixels"), ("embedding", "trained embedding")):
         m = results[name]["metrics"]
-        print(f"{title:20}{m['eer']:8.3f}{m[f'tar@far={FAR:g}']:12.3f}{m['rank1']:8.3f}")
+        print(f"{title:20}{m['eer']:8.3f}{m[f'tar@far={far:g}']:14.3f}{m['rank1']:8.3f}")
 
 
-def write_all(folder, model, data, results):
+def write_all(folder, model, data, results, threshold=None):
     """Writes every artefact under a temporary name first: a name in `folder` is a whole file.
 
-    `metrics.json` goes first and comes back last: where it is, all the rest is of the same run.
+    `metrics.json` goes first and comes back last: where it is, all the rest is of the same run. So
+    does a threshold: it is never beside an encoder that it was not chosen for.
     """
     (folder / "metrics.json").unlink(missing_ok=True)
+    (folder / "threshold.json").unlink(missing_ok=True)
     with written_whole(folder / "model.keras") as path:
         model.save(path)
     with written_whole(folder / "encoder.keras") as path:
         model.encoder.save(path)
-    model.export(folder / "saved_model" / "1")  # TensorFlow Serving wants a version number
-    _write_json(folder / "identities.json", dict(enumerate(data.train_names)))
+    if threshold is not None:
+        write_json(folder / "threshold.json", threshold)
+    # TensorFlow Serving wants a version number. The network takes pixels as they are decoded.
+    model.export(folder / "saved_model" / "1", preprocessing=keras.layers.Identity())
+    write_json(folder / "identities.json", dict(enumerate(data.train_names)))
     request = {"instances": [{"image": data.test_images[0].tolist()}]}
-    _write_json(folder / "request.json", request, indent=None)
+    write_json(folder / "request.json", request, indent=None)
     _write_pictures(folder, model, data, results)
-    metrics = {name: _without_nan(result["metrics"]) for name, result in results.items()}
-    _write_json(folder / "metrics.json", metrics)
-
-
-def _without_nan(metrics):
-    """JSON has no NaN: a number that too few pairs leave undefined is null."""
-    return {name: None if math.isnan(value) else value for name, value in metrics.items()}
-
-
-def _write_json(path, content, indent=2):
-    # ASCII alone: the name of a folder need not be valid UTF-8.
-    with written_whole(path) as temporary:
-        temporary.write_text(json.dumps(content, indent=indent) + "\n", "ascii")
+    metrics = {name: result["metrics"] for name, result in results.items()}
+    write_json(folder / "metrics.json", metrics)
 
 
 def _write_pictures(folder, model, data, results):
@@ -108,7 +83,7 @@ def _write_pictures(folder, model, data, results):
         plots.roc(*pairs[name], ax=ax, label=title)
     ax.set_title(_kind(data))
     ax.legend(loc="upper left")  # where the curves are not
-    _save(figure, folder / "roc.png")
+    save_picture(figure, folder / "roc.png")
 
     figure, axes = plt.subplots(1, 2, figsize=(11, 4.5), sharex=True, layout="constrained")
     for ax, (name, title) in zip(
@@ -116,16 +91,17 @@ def _write_pictures(folder, model, data, results):
     ):
         plots.score_histogram(*pairs[name], ax=ax)
         ax.set_title(title)
-    _save(figure, folder / "scores.png")
+    save_picture(figure, folder / "scores.png")
 
     rows = results["embedding"]["vectors"]
     if rows.shape[1] in (2, 3):
         centers = None if data.open_set else keras.ops.convert_to_numpy(model.head.centers)
         ax = plots.embeddings(rows, data.test_labels, centers=centers, names=data.test_names)
-        _save(ax.figure, folder / "embeddings.png")
+        save_picture(ax.figure, folder / "embeddings.png")
 
 
-def _save(figure, path):
+def save_picture(figure, path):
+    """Writes the PNG whole, and closes the figure."""
     with written_whole(path) as temporary:
         figure.savefig(temporary, dpi=120)
     plt.close(figure)
@@ -157,4 +133,9 @@ Serve it, and ask it about the image in request.json:
         -v {shlex.quote(str(folder / "saved_model"))}:/models/encoder tensorflow/serving
     curl -d @{shlex.quote(str(folder / "request.json"))} \\
         localhost:8501/v1/models/encoder:predict
+
+Or about pictures in files, with that server or without:
+
+    python examples/serve.py --url http://localhost:8501/v1/models/encoder one.png two.png
+    python examples/serve.py {shlex.quote(str(folder / "saved_model" / "1"))} one.png two.png
 """)

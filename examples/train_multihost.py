@@ -10,7 +10,8 @@ On a cluster, one command a host, the same on all but for the number of the proc
 The devices form a mesh: the batch is shared out over its rows, the classes over its columns. By
 default a row is the devices of a process, so that centres travel inside a host alone. Every process
 reads its own rows of every batch, and writes its own shards of every checkpoint: the same command
-again goes on after the last one.
+again goes on after the last one. After each epoch every process judges the embedding of images that
+neither train nor test.
 """
 
 import argparse
@@ -141,7 +142,7 @@ def train(options):
         )
     )
 
-    data = split(load(options.dataset), unseen=0, seed=options.seed)
+    data = split(load(options.dataset), calibration=0.2, seed=options.seed)
     keras.utils.set_random_seed(options.seed)  # the same weights in every process
     make_head = getattr(keras_margin, options.head)
     head = make_head(len(data.train_names), ignore_class=IGNORED, seed=options.seed)
@@ -151,6 +152,14 @@ def train(options):
     first_epoch, callbacks = 0, []
     if options.checkpoints:
         first_epoch, callbacks = go_on(model, options.checkpoints)
+    if len(data.calibration_labels):
+        judge = keras_margin.callbacks.VerificationCallback(
+            data.calibration_images,
+            data.calibration_labels,
+            far=0.01,
+            encoder=EncoderHere(model.encoder),
+        )
+        callbacks = [judge, *callbacks]  # first: others can follow what it writes
     Rows = rows_of_this_process(options.batch_size, mesh)
     history = model.fit(
         Rows(data.train_images, data.train_labels, options.seed, first_epoch),
@@ -165,6 +174,7 @@ def train(options):
     )  # of all processes together
     if is_first:
         print(*(f"loss {loss:.6f}" for loss in history.get("loss", ())), sep="\n")
+        print(*(f"val_eer {eer:.4f}" for eer in history.get("val_eer", ())), sep="\n")
         print(f"test loss {test['loss']:.6f}, accuracy {test['accuracy']:.4f}", flush=True)
         options.out.mkdir(parents=True, exist_ok=True)
         model.encoder.save(options.out / "encoder.keras")
@@ -189,6 +199,32 @@ def go_on(model, folder):
         checkpoints.save(model, folder / f"epoch-{epoch + 1:04}")
 
     return first_epoch, [keras.callbacks.LambdaCallback(on_epoch_end=save)]
+
+
+class EncoderHere:
+    """An encoder whose `predict` is of this process alone, on its first device.
+
+    Keras' own, on a mesh of several hosts, would take the rows of each process for a part of the
+    batch, and give embeddings that no process can read whole. Every host has all weights of a
+    backbone; the centres of the classes, which no host has, take no part in an embedding.
+    """
+
+    def __init__(self, encoder):
+        self._encoder = encoder
+
+    def predict(self, x, batch_size, verbose=0):
+        import jax
+        import numpy as np
+
+        variables = self._encoder.trainable_variables, self._encoder.non_trainable_variables
+        weights = jax.tree.map(lambda variable: np.asarray(variable.value), variables)
+        with jax.default_device(jax.local_devices()[0]):
+            embed = jax.jit(self._encoder.stateless_call, static_argnames="training")
+            embeddings = [
+                embed(*weights, x[first : first + batch_size], training=False)[0]
+                for first in range(0, len(x), batch_size)
+            ]
+        return np.concatenate(embeddings)
 
 
 def rows_of_this_process(batch_size, mesh):

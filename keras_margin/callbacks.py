@@ -10,11 +10,14 @@ import keras
 import numpy as np
 
 from keras_margin import verification
+from keras_margin.angle_recorder import AngleRecorder
 from keras_margin.checks import checked_count
+from keras_margin.encoding import checked_set, encoded, encoder_for
 from keras_margin.files import written_whole
-from keras_margin.retrieval import check_labels
 from keras_margin.saving import description
 from keras_margin.score_checks import check_far
+
+__all__ = ["AngleRecorder", "AtomicBackup", "VerificationCallback"]
 
 
 class VerificationCallback(keras.callbacks.Callback):
@@ -58,9 +61,7 @@ class VerificationCallback(keras.callbacks.Callback):
 
     def __init__(self, x, labels, far=(1e-1, 1e-2, 1e-3), *, encoder=None, batch_size=32, every=1):
         super().__init__()
-        self.x = keras.tree.map_structure(np.asarray, x)
-        for part in keras.tree.flatten(self.x):
-            self.labels = check_labels(labels, len(part), "labels")
+        self.x, self.labels = checked_set(x, labels)
         if len(self.labels) < 2:
             raise ValueError(
                 f"Two samples make a pair: `labels` must have more. Received: {len(self.labels)}"
@@ -72,26 +73,13 @@ class VerificationCallback(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         if (epoch + 1) % self.every == 0 and logs is not None:
-            found = verification.evaluate(self._embeddings(), self.labels, self.far)
+            encoder = encoder_for(self.encoder, self.model)
+            embeddings = encoded(encoder, self.x, self.batch_size)
+            found = verification.evaluate(embeddings, self.labels, self.far)
             logs["val_eer"] = found["eer"]
             for far in np.atleast_1d(self.far):
                 logs[f"val_tar_at_far_{_power_of_ten(far)}"] = found[f"tar@far={far:g}"]
             logs["val_rank1"] = found["rank1"]
-
-    def _embeddings(self):
-        encoder = self.encoder
-        if encoder is None:
-            encoder = getattr(self.model, "encoder", None)
-        if encoder is None:
-            raise ValueError(
-                "`encoder` must say what gives the embeddings, since the model is no "
-                f"EmbeddingModel. Received: encoder=None with {type(self.model).__name__}"
-            )
-        # Batches of one size, filled up with copies: some distributions refuse others.
-        rows = len(self.labels)
-        filled = np.arange(-(-rows // self.batch_size) * self.batch_size) % rows
-        x = keras.tree.map_structure(lambda part: part[filled], self.x)
-        return encoder.predict(x, batch_size=self.batch_size, verbose=0)[:rows]
 
 
 def _power_of_ten(number):

@@ -6,6 +6,7 @@ import re
 import numpy as np
 
 from keras_margin.batches import balanced_batches as balanced_batches
+from keras_margin.images import embed_images as embed_images
 from keras_margin.padding import pad_last_batch as pad_last_batch
 from keras_margin.record_io import RecordSet as RecordSet
 from keras_margin.record_io import record_dataset as record_dataset

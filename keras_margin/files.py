@@ -1,6 +1,8 @@
 """Files and folders that are whole or absent: written under a temporary name, then renamed."""
 
 import contextlib
+import json
+import math
 import os
 import tempfile
 from pathlib import Path
@@ -57,3 +59,45 @@ def _sync_folder(path):
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+def write_json(path, content, indent=2):
+    """Writes a JSON file that is whole or absent.
+
+    JSON has no NaN: a number that is undefined becomes null. ASCII alone, as the name of a file
+    need not be valid UTF-8.
+
+    Args:
+        path: the file.
+        content: dicts, lists, strings and numbers, NumPy's too.
+        indent: as `json.dumps`.
+    """
+    with written_whole(path) as temporary:
+        temporary.write_text(json.dumps(_plain(content), indent=indent) + "\n", "ascii")
+
+
+def check_writable(folder):
+    """Makes the folder, and finds out before the work whether it can be written.
+
+    Raises:
+        OSError: it cannot.
+    """
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise OSError(f"The folder for the results cannot be written: {error}") from error
+
+
+def _plain(content):
+    """`content` in what JSON knows."""
+    if isinstance(content, dict):
+        return {name: _plain(value) for name, value in content.items()}
+    if isinstance(content, (list, tuple)):
+        return [_plain(value) for value in content]
+    if hasattr(content, "tolist"):  # NumPy's
+        return _plain(content.tolist())
+    if isinstance(content, float) and not math.isfinite(content):
+        return None
+    return content

@@ -26,6 +26,7 @@ def identify(probe, probe_labels, gallery, gallery_labels, ranks=(1, 5), far=(1e
         gallery_labels: (images,) whole numbers.
         ranks: an integer of at least 1, or a sequence of them.
         far: a number in [0, 1], or a sequence of them: false alarms among unknown probes (FPIR).
+            An empty one asks for the CMC alone.
 
     Returns:
         dict of Python numbers: `rank1` and so on; `dir@far=0.1` and so on, written as
@@ -95,7 +96,8 @@ def _thresholds(alarms, fars):
     unknown = len(alarms)
     thresholds = np.full(len(fars), np.nan)
     if not unknown:
-        _warn("no probe is unknown to the gallery")
+        if len(fars):
+            _warn("no probe is unknown to the gallery")
         return thresholds
     falling = np.append(np.sort(alarms)[::-1], -np.inf)
     for i, bound in enumerate(fars):

@@ -116,6 +116,30 @@ class MarginRule(HeadPart):
         """
         return None  # AutoGraph cannot read a body that is a docstring alone
 
+    # What pictures ask.
+
+    def curve(self, target_cosines, norms=None, labels=None):
+        """The margined cosines of a training call, without chance, and without building anything.
+
+        A rule that draws at random gives its mean here.
+        """
+        return self.call(target_cosines, norms=norms, labels=labels, training=True)
+
+    def typical_norms(self):
+        """Norms at which to show a rule that reads them; () for the others."""
+        return ()
+
+    @property
+    def moves(self):
+        """Whether the margin changes in training."""
+        return any(setting.is_schedule for setting in self._settings.values())
+
+    @property
+    def num_values(self):
+        """The number of classes where there is one number per class, else None."""
+        numbers = [setting.num_values for setting in self._settings.values()]
+        return next((number for number in numbers if number is not None), None)
+
     def compute_output_shape(self, target_cosines_shape):
         return target_cosines_shape
 
@@ -260,6 +284,10 @@ class MultiplicativeMargin(MarginRule):
         }
         for name, value in annealing.items():
             setattr(self, name, self.add_setting(name, value, *NOT_NEGATIVE))
+
+    @property
+    def moves(self):
+        return super().moves or self.lambda_base > self.lambda_min
 
     def annealing(self, dtype):
         """lambda of the training call that comes next, or is now under way."""

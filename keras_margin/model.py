@@ -1,19 +1,18 @@
 """EmbeddingModel: a backbone and a head that `fit` trains, and the plain models that ship."""
 
 import warnings
-from pathlib import Path
 
 import keras
 import numpy as np
 from keras import ops
 
+from keras_margin import export
 from keras_margin.distribution import (
     check_processes,
     global_sum,
     num_replicas,
     shares_can_be_empty,
 )
-from keras_margin.files import written_whole
 from keras_margin.monitoring import Watch, metrics_of
 from keras_margin.plain_models import PlainModels, embeddings_shape_of, graph_of
 from keras_margin.replacing import check_head, replace_head
@@ -317,46 +316,7 @@ class EmbeddingModel(WholeFiles):
             raise ValueError(f"{type(self.head).__name__} has no classes to tell apart.")
         return self._models.get("classifier")
 
-    def export(self, path, *, verbose=False):
-        """Writes the encoder as a SavedModel for TF Serving.
-
-        Its `serving_default` signature takes `image`, a batch of any size (an input of several
-        parts keeps their names), and gives `embedding`. No label, no Python class is needed.
-
-        Args:
-            path: the folder to write, whole or absent at any time. An earlier SavedModel there is
-                replaced.
-            verbose: whether to print the signature.
-
-        Raises:
-            FileExistsError: `path` is a file, or a folder that holds anything but a SavedModel.
-        """
-        _check_replaceable(Path(path))
-        encoder = self.encoder
-        inputs = encoder.input
-        if isinstance(inputs, dict):
-            names = sorted(inputs)
-        elif isinstance(inputs, (list, tuple)) and len(inputs) > 1:
-            names = [part.name for part in inputs]
-        else:
-            names = ["image"]
-        parts = keras.tree.flatten(inputs)  # a dict's in the order of its sorted keys
-        signature = {
-            name: keras.InputSpec(shape=(None, *part.shape[1:]), dtype=part.dtype, name=name)
-            for name, part in zip(names, parts, strict=True)
-        }
-
-        def encode(named):
-            ordered = [named[name] for name in names]
-            return {
-                "embedding": encoder(keras.tree.pack_sequence_as(inputs, ordered), training=False)
-            }
-
-        archive = keras.export.ExportArchive()
-        archive.track(encoder)
-        archive.add_endpoint("serving_default", encode, input_signature=[signature])
-        with written_whole(path) as temporary:
-            archive.write_out(temporary, verbose=verbose)
+    export = export.export
 
     # What Keras asks.
 
@@ -374,18 +334,6 @@ class EmbeddingModel(WholeFiles):
             for key in ("backbone", "head")
         }
         return cls(**{**config, **parts})
-
-
-def _check_replaceable(path):
-    """Refuses to write over anything but an earlier SavedModel."""
-    of_a_saved_model = {"saved_model.pb", "fingerprint.pb", "variables", "assets", "assets.extra"}
-    if not path.exists():
-        return
-    if not path.is_dir() or {part.name for part in path.iterdir()} - of_a_saved_model:
-        raise FileExistsError(
-            "`path` of `export` must be a new folder or an earlier SavedModel: what is there would "
-            f"be lost. Received: path={str(path)!r}"
-        )
 
 
 def _as_list(callbacks):

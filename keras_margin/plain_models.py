@@ -62,6 +62,28 @@ def graph_of(backbone):
     return None
 
 
+def input_names(model):
+    """The names of a plain model's inputs, in the order of their flat list."""
+    inputs = model.input
+    if isinstance(inputs, dict):
+        return sorted(inputs)  # as Keras flattens it
+    if isinstance(inputs, (list, tuple)) and len(inputs) > 1:
+        return [part.name for part in inputs]
+    return ["image"]
+
+
+def named(encoder):
+    """The encoder with names of its own inputs and output, which files for other runtimes keep."""
+    inputs = [
+        keras.Input(part.shape[1:], dtype=part.dtype, name=name)
+        for name, part in zip(input_names(encoder), keras.tree.flatten(encoder.input), strict=True)
+    ]
+    packed = keras.tree.pack_sequence_as(encoder.input, inputs)
+    model = keras.Model(packed, {"embedding": encoder(packed)}, name="encoder")
+    model(packed)  # Keras exports what was called
+    return model
+
+
 def embeddings_shape_of(embeddings):
     shape = getattr(embeddings, "shape", None)
     if shape is None:

@@ -1,21 +1,20 @@
-"""Pictures of scores and embeddings. matplotlib is optional and imported only to make axes."""
+"""Pictures of scores, embeddings and heads.
+
+matplotlib is optional and imported only to make axes.
+"""
 
 from collections.abc import Mapping
 
 import numpy as np
 
+from keras_margin.drawing import BLUE, COLORS, GREY, MARKERS, VERMILION, new_axes
+from keras_margin.head_plots import angles, probability, target_logits
 from keras_margin.retrieval import check_labels, unit_rows
 from keras_margin.score_checks import check_scores
 from keras_margin.verification import roc_points
 
-__all__ = ["embeddings", "roc", "score_histogram"]
+__all__ = ["angles", "embeddings", "probability", "roc", "score_histogram", "target_logits"]
 
-# Okabe and Ito's palette: told apart with any common colour blindness. Their yellow and black are
-# left out, the one too faint on white, the other taken by outlines.
-BLUE, VERMILION = "#0072B2", "#D55E00"
-COLORS = (BLUE, VERMILION, "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-MARKERS = "os^Dvp"
-GREY = "0.75"
 # A legend with more classes than this hides the picture.
 LEGEND_CLASSES = 12
 
@@ -67,7 +66,7 @@ def roc(scores, genuine, ax=None, label=None):
     x = np.concatenate([[start], fars[rises], [1.0]])
     y = np.concatenate([tars[fars <= start][-1:], tars[rises], [1.0]])
 
-    ax = _axes(ax)
+    ax = new_axes(ax)
     color = COLORS[len(ax.lines) % len(COLORS)]
     ax.plot(x, y, drawstyle="steps-post", color=color, label=label, linewidth=2)
     ax.set(xscale="log", ylim=(0, 1.02))
@@ -110,7 +109,7 @@ def score_histogram(scores, genuine, ax=None):
     scores, genuine = check_scores(scores, genuine)
     if not scores.size:
         raise ValueError("`scores` must hold at least one pair. Received: scores.shape=(0,)")
-    ax = _axes(ax)
+    ax = new_axes(ax)
     scores = scores.astype(np.float64)
     kinds = [("genuine", scores[genuine], BLUE), ("impostor", scores[~genuine], VERMILION)]
     kinds = [kind for kind in kinds if kind[1].size]
@@ -134,13 +133,16 @@ def score_histogram(scores, genuine, ax=None):
     return ax
 
 
-def embeddings(embeddings, labels, centers=None, ax=None, names=None):
+def embeddings(embeddings, labels, centers=None, ax=None, names=None, *, normalize=True):
     """Embeddings of two or three dimensions on the unit circle or sphere, by class.
 
-    Margin heads see directions only, so every row is drawn at length 1. Class centres are rays
+    Cosine heads see directions only, so every row is drawn at length 1. Class centres are rays
     from the origin that end in a star.
 
         point = x / |x|
+
+    `SoftmaxHead`, `LSoftmax` and `SphereFace` see the lengths too: `normalize=False` draws them.
+    Centres are directions then as well, and their rays as long as the longest embedding.
 
     Args:
         embeddings: (samples, dim) real array with dim 2 or 3.
@@ -149,6 +151,7 @@ def embeddings(embeddings, labels, centers=None, ax=None, names=None):
         ax: matplotlib Axes to draw on, with a 3-D projection for dim 3; None makes a figure.
         names: Names of the classes for the legend: a sequence from class 0 on, or a
             dictionary from label to name. None writes the labels themselves.
+        normalize: False draws every row at its own length, and no circle.
 
     Returns:
         The Axes. With more than 12 classes it has no legend.
@@ -171,6 +174,10 @@ def embeddings(embeddings, labels, centers=None, ax=None, names=None):
         arXiv:1801.05599.
     """
     points = unit_rows(embeddings, "embeddings")
+    radius = 1.0
+    if not normalize:
+        points = np.asarray(embeddings, np.float64)
+        radius = float(np.linalg.norm(points, axis=1).max(initial=0.0)) or 1.0
     labels = check_labels(labels, len(points), "labels")
     dim = points.shape[1]
     if dim not in (2, 3):
@@ -179,7 +186,7 @@ def embeddings(embeddings, labels, centers=None, ax=None, names=None):
         )
     if centers is None:
         centers = np.empty((0, dim))
-    centers = unit_rows(centers, "centers")
+    centers = radius * unit_rows(centers, "centers")
     if centers.shape[1] != dim:
         raise ValueError(
             "`centers` must have as many columns as `embeddings`. "
@@ -188,13 +195,16 @@ def embeddings(embeddings, labels, centers=None, ax=None, names=None):
     classes = sorted({int(label) for label in labels} | set(range(len(centers))))
     captions = [_class_name(names, label) for label in classes]
 
-    ax = _axes(ax, projection="3d" if dim == 3 else None)
+    ax = new_axes(ax, projection="3d" if dim == 3 else None)
     if dim == 3 and ax.name != "3d":
         raise ValueError(
             "`ax` must have a 3-D projection for embeddings of 3 columns. "
             f"Received: ax with projection {ax.name!r}"
         )
-    _draw_sphere(ax, dim)
+    if normalize:
+        _draw_sphere(ax, dim)
+    ax.set_aspect("equal")
+    ax.set(**{f"{axis}label": f"dimension {place}" for place, axis in enumerate("xyz"[:dim], 1)})
     for place, (label, caption) in enumerate(zip(classes, captions, strict=True)):
         color = COLORS[place % len(COLORS)]
         # The marker goes on to the next shape once the colours are used up.
@@ -220,18 +230,6 @@ def embeddings(embeddings, labels, centers=None, ax=None, names=None):
     return ax
 
 
-def _axes(ax, projection=None):
-    """`ax`, or new axes where it is None."""
-    if ax is not None:
-        return ax
-    try:
-        import matplotlib.pyplot as plt
-    except ImportError as error:
-        raise ImportError('Pictures need matplotlib: pip install "keras_margin[plot]"') from error
-    figure = plt.figure(layout="compressed")  # keeps room for a legend beside square axes
-    return figure.add_subplot(projection=projection)
-
-
 def _class_name(names, label):
     if names is None:
         return str(label)
@@ -254,9 +252,7 @@ def _draw_sphere(ax, dim):
             color=GREY,
             linewidth=0.4,
         )
-    ax.set_aspect("equal")
-    for number, axis in enumerate("xyz"[:dim], start=1):
-        ax.set(**{f"{axis}label": f"dimension {number}", f"{axis}ticks": [-1, 0, 1]})
+    ax.set(**{f"{axis}ticks": [-1, 0, 1] for axis in "xyz"[:dim]})
 
 
 def _draw_center(ax, center, color):

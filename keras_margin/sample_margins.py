@@ -14,6 +14,7 @@ from keras_margin.numerics import sine_of
 from keras_margin.randomness import random_normal
 from keras_margin.schedules import NOT_NEGATIVE
 
+ADAFACE_START = (20.0, 100.0)  # mu and sigma before the first training call (published code)
 ADAFACE_ANGLE = 1e-3  # AdaFace keeps angles this far from 0 and pi (published code)
 
 
@@ -40,6 +41,10 @@ class NormMargin(MarginRule):
             autocast=False,
             aggregation="only_first_replica",  # computed from the global batch on each of them
         )
+
+    def typical_norms(self):
+        """The ends of the limits."""
+        return self.norm_limits
 
     def update_state(self, norms, counted):
         low, high = self.norm_limits
@@ -89,8 +94,19 @@ class AdaFaceMargin(NormMargin):
 
     def build(self, target_cosines_shape=None):
         super().build(target_cosines_shape)
-        self.mu = self._add_statistic("mu", 20.0)
-        self.sigma = self._add_statistic("sigma", 100.0)
+        mu, sigma = ADAFACE_START
+        self.mu = self._add_statistic("mu", mu)
+        self.sigma = self._add_statistic("sigma", sigma)
+
+    def _statistics(self):
+        """mu and sigma now in force."""
+        return (read(self.mu), read(self.sigma)) if self.built else ADAFACE_START
+
+    def typical_norms(self):
+        """A standard deviation below the mean, the mean, and one above, within the limits."""
+        mu, sigma = map(float, self._statistics())
+        low, high = self.norm_limits
+        return tuple(min(max(norm, low), high) for norm in (mu - sigma, mu, mu + sigma))
 
     def update_state(self, norms, counted):
         super().update_state(norms, counted)
@@ -109,8 +125,8 @@ class AdaFaceMargin(NormMargin):
     def call(self, target_cosines, norms=None, labels=None, training=None):
         norms = ops.stop_gradient(self._clipped(norms))
         margin = self.setting("margin", target_cosines.dtype)
-        spread = read(self.sigma) + 1e-3
-        quality = (norms - read(self.mu)) / spread
+        mu, sigma = self._statistics()
+        quality = (norms - mu) / (sigma + 1e-3)
         quality = ops.clip(self.h * quality, -1.0, 1.0)  # g
 
         # theta - margin g, kept in [1e-3, pi - 1e-3]: outside, the cosine of the end.
@@ -212,7 +228,12 @@ class ElasticMargin(MarginRule):
         dtype = target_cosines.dtype
         rows = global_row_indices(target_cosines)
         draws = random_normal(self.seed, self.step(), rows, dtype)
-        margins = self.setting("margin", dtype) + self.std * draws
+        return self._with(self.setting("margin", dtype) + self.std * draws, target_cosines)
+
+    def curve(self, target_cosines, norms=None, labels=None):
+        return self._with(self.setting("margin", target_cosines.dtype), target_cosines)
+
+    def _with(self, margins, target_cosines):
         if self.kind == "cosine":
             return cosine_margin(target_cosines, ops.maximum(margins, 0.0))
         return angular_margin(target_cosines, ops.clip(margins, 0.0, 2.33))

@@ -110,6 +110,10 @@ class SphereFace2(MarginHead):
             return math.log(2.0 * odds) - negative - log_sum
         return log_sum - math.log(2.0) - positive
 
+    def curve(self, target_cosines, norms=None, labels=None):
+        """(z_y - b) / r, for pictures: see `MarginRule.curve`."""
+        return bend(target_cosines, self.similarity_power) - self.margin
+
     def call(self, embeddings, labels=None, training=None):
         embeddings = ops.cast(embeddings, self.maths_dtype)
         if labels is None or training is False:

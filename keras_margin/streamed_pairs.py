@@ -83,19 +83,49 @@ class OperatingPoints:
         Returns:
             int64 (n,).
         """
+        found = [self.genuines if p is None else p.genuines[i] for p, i in self._within(far)]
+        return np.array(found, np.int64)
+
+    def thresholds(self, far):
+        """The smallest score whose FAR is within each bound, as `verification.threshold_at_far`.
+
+        Args:
+            far: (n,), each at least 1 / impostors.
+
+        Returns:
+            float64 (n,). Where even the highest score breaks the bound, the next float32 above it.
+        """
+        pairs_above = self._genuine_above + self._impostor_above
+        found = []
+        for points, within in self._within(far):
+            if points is not None and within > 0:
+                found.append(points.scores[within - 1])
+                continue
+            # Nothing of this bin is accepted: the lowest score above it is the threshold.
+            above = pairs_above[-1] if points is None else points.genuines[0] + points.impostors[0]
+            if above == 0:
+                found.append(np.nextafter(points.scores[0], np.float32(np.inf)))
+                continue
+            place = int(np.searchsorted(pairs_above, above)) - 1
+            self._refine([place])
+            found.append(self._points[place].scores[-1])
+        return np.array(found, np.float64)
+
+    def _within(self, far):
+        """The bin where each bound is reached, and how many of its scores are accepted.
+
+        (None, None) where all pairs are.
+        """
         most = [_largest_count(bound, self.impostors) for bound in far]
         # The next impostor pair, which must not be accepted, is the bound. None: all may be.
         bins = [self._bin_with_impostor(count) for count in most]
         self._refine(self._bins_with_bounds(far))
-        found = []
         for count, place in zip(most, bins, strict=True):
             if place is None:
-                found.append(self.genuines)
+                yield None, None
             else:
                 points = self._points[place]
-                within = np.searchsorted(points.impostors, count, side="right") - 1
-                found.append(points.genuines[within])
-        return np.array(found, np.int64)
+                yield points, np.searchsorted(points.impostors, count, side="right") - 1
 
     def equal_error(self):
         """(accepted impostor pairs, rejected genuine pairs) where their rates are closest."""
@@ -148,14 +178,16 @@ class OperatingPoints:
         for place in missing:
             own = kept[bins == BINS - 1 - place][::-1]  # from the highest score down
             self._points[place] = _Points(
+                own[:, 0].astype(np.float32),
                 np.cumsum(np.append(self._genuine_above[place], own[:, 1].astype(np.int64))),
                 np.cumsum(np.append(self._impostor_above[place], own[:, 2].astype(np.int64))),
             )
 
 
 class _Points(NamedTuple):
-    """Accepted pairs above a bin, and after each of its scores."""
+    """The scores of a bin from the highest down, and accepted pairs above it and after each."""
 
+    scores: np.ndarray
     genuines: np.ndarray
     impostors: np.ndarray
 

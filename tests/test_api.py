@@ -71,9 +71,16 @@ def reached(module):
     return found
 
 
-@pytest.mark.parametrize("module", ["verification", "retrieval", "plots", "datasets"])
+EVALUATION = ["verification", "retrieval", "plots", "datasets", "encoders", "images", "judging"]
+
+
+@pytest.mark.parametrize("module", [*EVALUATION, "evaluation_report", "__main__"])
 def test_evaluation_never_imports_heads(module):
     assert not reached(module) & {"margin_head", "heads", "adaptive_heads", "model", "nontarget"}
+
+
+def test_pictures_of_heads_import_rules_and_scales_alone():
+    assert imports("head_plots") <= {"checks", "drawing", "margins", "scales"}
 
 
 @pytest.mark.parametrize("module", ["batches", "padding"])

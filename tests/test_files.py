@@ -1,12 +1,14 @@
 """written_whole: what stands at the path is whole, the old or the new, and nothing else is left."""
 
+import json
 import os
 import stat
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from keras_margin.files import written_whole
+from keras_margin.files import check_writable, write_json, written_whole
 
 
 def write(temporary, kind, text):
@@ -134,3 +136,23 @@ def test_bytes_are_on_the_disk_before_the_rename(kind, tmp_path, monkeypatch):
     with written_whole(path) as temporary:
         write(temporary, kind, "new")
     assert synced
+
+
+def test_json_has_no_nan_and_takes_numpy(tmp_path):
+    content = {
+        "a": [float("nan"), np.float32(0.5), (1, np.inf)],
+        "b": np.arange(2),
+        "c": "\udcff",
+        "d": True,
+    }
+    write_json(tmp_path / "some.json", content)
+    text = (tmp_path / "some.json").read_text("ascii")
+    assert json.loads(text) == {"a": [None, 0.5, [1, None]], "b": [0, 1], "c": "\udcff", "d": True}
+
+
+def test_a_folder_that_can_be_written(tmp_path):
+    check_writable(tmp_path / "deep" / "folder")
+    assert names_in(tmp_path / "deep" / "folder") == []
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="The folder for the results cannot be written: .*file"):
+        check_writable(tmp_path / "file" / "folder")

@@ -82,6 +82,11 @@ def test_what_is_undefined_is_nan():
     assert np.isnan(report["dir@far=0.1"]) and report["dir@far=1"] == 1.0
 
 
+def test_without_far_only_the_known_are_asked_for():
+    report = identify(np.eye(2), [0, 1], np.eye(2), [0, 1], ranks=1, far=())
+    assert report == {"rank1": 1.0, "known_probes": 2, "unknown_probes": 0}
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -4,6 +4,7 @@ import csv
 import gzip
 import importlib
 import importlib.metadata
+import math
 import pathlib
 import sys
 
@@ -310,7 +311,10 @@ def test_a_set_without_images_is_refused_before_it_is_prepared(image_sets, tmp_p
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["no_such_set", "./no/such/folder", "/no/such/folder", "a b", ""])
+@pytest.mark.parametrize(
+    "name",
+    ["no_such_set", "./no/such/folder", "/no/such/folder", "a b", "a/b/c", "mnist:99", "a:b:c", ""],
+)
 def test_an_unknown_name_lists_the_three_ways(image_sets, tmp_path, name):
     message = rf"'mnist_5k', 'orl_faces'.* folder .*TensorFlow Datasets.*Received: name='{name}'"
     with pytest.raises(ValueError, match=message):
@@ -420,10 +424,89 @@ def test_a_held_out_out_of_range_is_refused(image_sets, held_out):
         image_sets.split(image_set, held_out=held_out)
 
 
+@pytest.mark.parametrize("calibration", [-0.1, 1, math.nan])
+def test_a_calibration_out_of_range_is_refused(image_sets, calibration):
+    image_set = image_set_of(image_sets, [0, 0, 1, 1])
+    with pytest.raises(ValueError, match=f"below 1. Received: calibration={calibration}"):
+        image_sets.split(image_set, calibration=calibration)
+
+
+def pieces(split):
+    """The images of the three parts, which are their own index."""
+    parts = split.train_images, split.calibration_images, split.test_images
+    return [part.ravel().tolist() for part in parts]
+
+
+@pytest.mark.parametrize(("counts", "aside"), [([20, 10, 2], [3, 2, 0]), ([8, 5, 5], [2, 0, 0])])
+def test_calibration_takes_from_the_training_alone(image_sets, counts, aside):
+    """A closed set: of identities with four images or more beside the test, at least two."""
+    image_set = image_set_of(image_sets, np.repeat(range(3), counts))
+    plain = image_sets.split(image_set)
+    split = image_sets.split(image_set, calibration=0.2)
+    train, calibration, test = pieces(split)
+    assert test == pieces(plain)[2]
+    if np.count_nonzero(aside) < 2:  # no pair of two identities: nothing is set aside
+        aside = [0, 0, 0]
+    assert np.bincount(split.calibration_labels, minlength=3).tolist() == aside
+    assert split.calibration_labels.tolist() == image_set.labels[calibration].tolist()
+    assert sorted(train + calibration) == pieces(plain)[0]
+    assert split.train_names == plain.train_names
+
+
+@pytest.mark.parametrize(
+    ("identities", "unseen", "trained", "aside"),
+    [(10, 3, 5, [5, 6]), (14, 2, 10, [10, 11]), (17, 2, 12, [12, 13, 14]), (6, 2, 4, [])],
+)
+def test_calibration_of_an_open_set_has_identities_of_its_own(
+    image_sets, identities, unseen, trained, aside
+):
+    image_set = image_set_of(image_sets, np.repeat(range(identities), 3))
+    split = image_sets.split(image_set, unseen=unseen, calibration=0.2)
+    assert np.unique(split.train_labels).tolist() == list(range(trained))
+    assert len(split.train_names) == trained
+    assert np.unique(split.calibration_labels).tolist() == aside
+    assert len(split.test_names) == unseen
+    assert sum(len(part) for part in pieces(split)) == 3 * identities
+
+
 def test_an_empty_test_set_is_refused(image_sets):
     with pytest.raises(ValueError, match=r"No image is left for the test.*Received: unseen=0"):
         image_sets.split(image_set_of(image_sets, [0, 1, 2]))
 
 
+def test_one_training_serves_both_tests(image_sets):
+    image_set = image_set_of(image_sets, np.repeat([3, 0, 2, 1], 10))
+    closed, open_set = image_sets.split_for_both(image_set, unseen=2, held_out=0.3, seed=5)
+    alone = image_sets.split(image_set_of(image_sets, np.repeat([0, 1], 10)), held_out=0.3, seed=5)
+    assert (closed.open_set, open_set.open_set) == (False, True)
+    assert closed.train_images is open_set.train_images
+    assert closed.train_labels is open_set.train_labels
+    assert closed.train_names == closed.test_names == open_set.train_names == ("n0", "n1")
+    # The images are their own index: 10 to 19 are of identity 0, 30 to 39 of identity 1.
+    trained, tested = closed.train_images.ravel(), closed.test_images.ravel()
+    assert sorted([*trained, *tested]) == [*range(10, 20), *range(30, 40)]
+    assert np.bincount(closed.train_labels).tolist() == [7, 7]
+    assert closed.test_labels.tolist() == alone.test_labels.tolist()
+    assert open_set.test_names == ("n2", "n3")
+    assert open_set.test_images.ravel().tolist() == [*range(10), *range(20, 30)]
+    assert open_set.test_labels.tolist() == [1] * 10 + [0] * 10
+
+
+def test_both_tests_keep_to_the_test_split_of_the_source(image_sets):
+    marked = np.array([True, False] * 2 + [True, False] * 2 + [False] * 4 + [True] * 4)
+    image_set = image_set_of(image_sets, np.repeat([0, 1, 2, 3], 4), marked)
+    closed, open_set = image_sets.split_for_both(image_set, unseen=2)
+    assert closed.test_images.ravel().tolist() == [0, 2, 4, 6]
+    assert open_set.train_images.ravel().tolist() == [1, 3, 5, 7]
+    assert open_set.test_images.ravel().tolist() == [*range(8, 16)]
+
+
+@pytest.mark.parametrize("unseen", [-1, 0, 1])
+def test_both_tests_need_unseen_identities(image_sets, unseen):
+    image_set = image_set_of(image_sets, np.repeat([0, 1, 2, 3], 4))
+    with pytest.raises(ValueError, match=f"`unseen` must be at least 2.*Received: unseen={unseen}"):
+        image_sets.split_for_both(image_set, unseen=unseen)
+
+
 def test_public_names(image_sets):
-    assert image_sets.__all__ == ["ImageSet", "Split", "load", "split"]
+    assert image_sets.__all__ == ["ImageSet", "Split", "load", "split", "split_for_both"]

@@ -12,6 +12,7 @@ import pytest
 from matplotlib.colors import to_hex
 
 from keras_margin import plots
+from keras_margin.margins import CosineMargin
 from keras_margin.verification import tar_at_far
 
 
@@ -46,7 +47,16 @@ CALLS = {
     "roc": lambda ax, module=plots: module.roc(*scored(), ax=ax),
     "score_histogram": lambda ax, module=plots: module.score_histogram(*scored(), ax=ax),
     "embeddings": lambda ax, module=plots: module.embeddings(*circle(), ax=ax),
+    "target_logits": lambda ax, module=plots: module.target_logits(CosineMargin(0.3), ax=ax),
+    "probability": lambda ax, module=plots: module.probability(10, ax=ax),
+    "angles": lambda ax, module=plots: module.angles(course(), ax=ax),
 }
+
+
+def course():
+    """As `AngleRecorder` writes it."""
+    names = [f"{n}_angle{end}" for n in ("target", "nontarget") for end in ("", "_low", "_high")]
+    return {name: [90.0, 60.0] for name in names}
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -180,6 +190,28 @@ def test_embeddings_lie_at_length_one_in_their_direction(dim):
         expected = [row / np.sqrt(np.sum(row * row)) for row in rows[labels == label]]
         np.testing.assert_allclose(drawn(ax, str(label)), expected, rtol=1e-12)
     ax.figure.canvas.draw()
+
+
+@pytest.mark.parametrize("dim", [2, 3])
+def test_embeddings_at_their_own_length(dim):
+    rows, labels = circle(dim=dim)
+    ax = plots.embeddings(7 * rows, labels, np.eye(dim), normalize=False)
+    for label in range(4):
+        np.testing.assert_array_equal(drawn(ax, str(label)), 7 * rows[labels == label])
+    longest = np.linalg.norm(7 * rows, axis=1).max()
+    stars = [line for line in ax.lines if line.get_marker() == "*"][:dim]
+    for star, direction in zip(stars, np.eye(dim), strict=True):
+        ends = star.get_data_3d() if dim == 3 else star.get_data()
+        np.testing.assert_allclose(np.ravel(ends), longest * direction)
+    assert not any(line.get_color() == "0.75" for line in ax.lines)  # no circle
+    assert ax.get_xlabel() == "dimension 1"
+    ax.figure.canvas.draw()
+
+
+def test_embeddings_that_are_all_zero_have_rays_of_length_one():
+    ax = plots.embeddings(np.zeros((2, 2)), [0, 1], 3 * np.eye(2), normalize=False)
+    star = next(line for line in ax.lines if line.get_marker() == "*")
+    np.testing.assert_array_equal(np.ravel(star.get_data()), [1, 0])
 
 
 @pytest.mark.parametrize("dim", [2, 3])

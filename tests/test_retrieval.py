@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.exceptions import UndefinedMetricWarning
+from sklearn.neighbors import NearestNeighbors
 
 from keras_margin import retrieval
 from keras_margin.retrieval import recall_at_k
@@ -86,6 +87,16 @@ def test_order_and_length_of_samples_do_not_matter(data):
     before = recall_at_k(embeddings, labels, [1, 2, 3])
     after = recall_at_k((embeddings * lengths)[order], labels[order], [1, 2, 3])
     check_equal(after, before)
+
+
+@pytest.mark.parametrize("k", [1, 3, 10])
+def test_recall_is_that_of_the_neighbours_of_scikit_learn(k):
+    rng = np.random.default_rng(k)
+    embeddings, labels = rng.normal(size=(60, 8)), np.arange(60) % 12
+    nearest = NearestNeighbors(n_neighbors=k, metric="cosine").fit(embeddings)
+    found = nearest.kneighbors(return_distance=False)  # without the query itself
+    want = (labels[found] == labels[:, None]).any(axis=1).mean()
+    check_equal(recall_at_k(embeddings, labels, k), want)
 
 
 def test_hand_made_ranking():

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from keras_margin import retrieval, streamed_pairs, verification
-from keras_margin.streamed_pairs import OperatingPoints
+from keras_margin.streamed_pairs import OperatingPoints, pair_blocks
 
 FARS = np.array([0.5, 0.1, 0.03, 1e-2, 1e-3])
 
@@ -38,6 +38,29 @@ def test_equal_to_the_functions_of_arrays(monkeypatch, digits, bins, block_size)
         report = verification.evaluate(embeddings, labels, FARS)
         found = [report["eer"], *(report[f"tar@far={far:g}"] for far in FARS)]
         assert found == from_arrays(embeddings, labels, FARS)
+
+
+@pytest.mark.parametrize("block_size", [100, 2**22])
+@pytest.mark.parametrize("bins", [1, 7, 2**16])
+@pytest.mark.parametrize("digits", [0, 1, 9])
+def test_thresholds_are_those_of_arrays(monkeypatch, digits, bins, block_size):
+    monkeypatch.setattr(retrieval, "BLOCK_SIZE", block_size)
+    monkeypatch.setattr(streamed_pairs, "BINS", bins)
+    fars = np.append(FARS, 1.0)
+    for seed in range(3):
+        embeddings, labels = random_set(60, 8, digits, seed)
+        units = retrieval.unit_rows(embeddings, "embeddings")
+        points = OperatingPoints(lambda units=units, labels=labels: pair_blocks(units, labels))
+        wanted = verification.threshold_at_far(*verification.all_pairs(embeddings, labels), fars)
+        np.testing.assert_array_equal(points.thresholds(fars), wanted)
+
+
+def test_the_threshold_where_the_highest_scores_tie():
+    """Two impostor pairs share the highest score: a bound that allows one of them allows none."""
+    scores = np.array([0.9, 0.9, 0.7, 0.2], np.float32)
+    points = OperatingPoints(lambda: iter([(scores, np.array([False, False, True, False]))]))
+    above = np.nextafter(np.float32(0.9), np.float32(1))
+    assert points.thresholds([1 / 3, 2 / 3, 1.0]).tolist() == [above, scores[2], scores[3]]
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.exceptions import UndefinedMetricWarning
+from sklearn.metrics import confusion_matrix, roc_curve
 
 from keras_margin import retrieval
 from keras_margin.verification import (
@@ -310,6 +311,39 @@ def test_blocks_do_not_change_the_scores(monkeypatch, block_size):
         np.testing.assert_array_equal(got, wanted)
 
 
+# Other implementations
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_operating_points_are_those_of_scikit_learn(seed):
+    """On scores with ties; the rates at the threshold are those of its confusion matrix."""
+    rng = np.random.default_rng(seed)
+    genuine = rng.random(300) < 0.3
+    scores = np.round(rng.normal(size=300) + genuine, 1)
+    fars, tars, thresholds = roc_curve(genuine, scores, drop_intermediate=False)
+    for far in (0.05, 0.1, 0.5):
+        tar, threshold = tar_at_far(scores, genuine, far), threshold_at_far(scores, genuine, far)
+        assert tar == tars[fars <= far].max()
+        assert threshold == thresholds[fars <= far].min()
+        table = confusion_matrix(genuine, scores >= threshold)
+        rejected, accepted = table / table.sum(axis=1, keepdims=True)
+        assert rejected[1] <= far and accepted[1] == pytest.approx(tar)
+
+
+def test_cosines_and_squared_distances_of_unit_vectors_are_one_protocol():
+    rng = np.random.default_rng(4)
+    people = np.repeat(np.arange(12), 4)
+    embeddings = rng.normal(size=(12, 6))[people] + 0.8 * rng.normal(size=(48, 6))
+    units = embeddings / np.linalg.norm(embeddings, axis=1, keepdims=True)
+    pairs = rng.permutation(list(combinations(range(48), 2)))[:300]
+    genuine = people[pairs[:, 0]] == people[pairs[:, 1]]
+    distances = ((units[pairs[:, 0]] - units[pairs[:, 1]]) ** 2).sum(axis=1)  # 2 - 2 cosine
+    cosines = pair_scores(embeddings, pairs)  # of any length: they are normalised inside
+    accuracy = kfold_accuracy(cosines, genuine)
+    assert 0.5 < accuracy[0] < 1
+    assert accuracy == pytest.approx(kfold_accuracy(-distances, genuine))
+
+
 # The whole report
 
 
@@ -329,6 +363,15 @@ def test_evaluate_gathers_the_metrics():
     }
     assert [type(value) for value in report.values()] == [float] * 4 + [int] * 2
     assert 0 < report["eer"] < 0.5  # neither end: the case can tell
+
+
+def test_evaluate_does_not_depend_on_the_order_or_length_of_samples():
+    rng = np.random.default_rng(6)
+    labels = np.repeat(np.arange(6), 4)
+    embeddings = rng.normal(size=(6, 5))[labels] + 0.6 * rng.normal(size=(24, 5))
+    order, lengths = rng.permutation(24), rng.uniform(0.1, 50, (24, 1))
+    want = evaluate(embeddings, labels, far=0.1)
+    assert evaluate((lengths * embeddings)[order], labels[order], far=0.1) == want
 
 
 def test_evaluate_defaults():

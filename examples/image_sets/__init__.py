@@ -11,6 +11,6 @@ except ImportError as error:
     ) from error
 
 from .loading import ImageSet, load
-from .splits import Split, split
+from .splits import Split, split, split_for_both
 
-__all__ = ["ImageSet", "Split", "load", "split"]
+__all__ = ["ImageSet", "Split", "load", "split", "split_for_both"]

@@ -7,16 +7,15 @@ import sys
 import keras
 import numpy as np
 import tensorflow_datasets as tfds
-from PIL import Image, ImageOps
+from PIL import Image
 
 from keras_margin.datasets import identity_folder
+from keras_margin.images import grey_or_rgb, read_image
 
 from .mnist_5k import Mnist5k
 from .orl_faces import OrlFaces
 
 BUILT_IN = (Mnist5k.name, OrlFaces.name)  # TensorFlow Datasets knows them once they are imported
-GREY_MODES = ("1", "L", "LA")
-DEEP_MODES = ("I", "F")  # more than 8 bits a channel; Pillow would clip them to white
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -115,16 +114,7 @@ def _read_folder(path):
     """Returns the number of examples, the class names, and examples (image, label, is_test)."""
     paths, labels, names = identity_folder(path)
     files = zip(paths, labels, strict=True)
-    return len(paths), names, ((_read_image(file), label, False) for file, label in files)
-
-
-def _read_image(path):
-    try:
-        with Image.open(path) as image:
-            return _grey_or_rgb(ImageOps.exif_transpose(image))  # cameras store rotation as a tag
-    # Pillow's decoders answer damaged files with any of these.
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise ValueError(f"The image {path!r} cannot be read: {error}") from error
+    return len(paths), names, ((read_image(file), label, False) for file, label in files)
 
 
 def _read_tfds(name, data_dir):
@@ -156,13 +146,7 @@ def _read_tfds(name, data_dir):
             for example in tfds.as_numpy(builder.as_dataset(split, read_config=read_config)):
                 image = example["image"]
                 image = Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image)
-                yield _grey_or_rgb(image), example["label"], is_test
+                yield grey_or_rgb(image), example["label"], is_test
 
     class_names = getattr(features["label"], "names", None)
     return sum(split.num_examples for split in splits.values()), class_names, examples()
-
-
-def _grey_or_rgb(image):
-    if image.mode.startswith(DEEP_MODES):
-        raise ValueError(f"Images must have 8 bits a channel. Received: mode={image.mode!r}")
-    return image.convert("L" if image.mode in GREY_MODES else "RGB")

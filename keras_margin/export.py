@@ -1,0 +1,246 @@
+"""What ships: the encoder as a SavedModel for TF Serving, or for ONNX Runtime, OpenVINO, LiteRT."""
+
+import shutil
+import tempfile
+import warnings
+from pathlib import Path
+
+import keras
+
+from keras_margin import litert, warmup
+from keras_margin.files import written_whole
+from keras_margin.plain_models import input_names, named
+
+FORMATS = {"tf_saved_model": "", "onnx": ".onnx", "openvino": ".xml", "litert": ".tflite"}
+_OF_A_SAVED_MODEL = {"saved_model.pb", "fingerprint.pb", "variables", "assets", "assets.extra"}
+
+
+def export(
+    model,
+    path,
+    format="tf_saved_model",
+    *,
+    preprocessing=None,
+    image_size=None,
+    classify=False,
+    representative=None,
+    verbose=False,
+):
+    """Writes the encoder for serving: no label, no Python class is needed to run it.
+
+    A SavedModel has these signatures, for batches of any size:
+
+        serving_default   {image} -> {embedding}          what the backbone takes, as it is
+        image_bytes       {image_bytes} -> {embedding}    JPEG or PNG strings, decoded, resized and
+                                                          preprocessed inside the graph
+        classify          {image} -> {logits}             scale * cosine of the training classes
+
+    An input of several parts keeps their names in place of `image`. Warm-up requests are in
+    `assets.extra`, so that TF Serving answers its first real request at full speed. The other
+    formats hold the encoder alone, `image` to `embedding`.
+
+    Args:
+        path: the folder (a file ending in .onnx, .xml or .tflite for the other formats) to write,
+            whole or absent at any time. An earlier one there is replaced.
+        format: "tf_saved_model", "onnx", "openvino" (a .bin lies beside the .xml) or "litert"
+            (TensorFlow Lite, builtin operations only).
+        preprocessing: a Keras layer or model that maps float32 pixels from 0 to 255 (batch,
+            height, width, channels) to what the backbone takes; `keras.layers.Identity()` where it
+            takes pixels as they are. It, or `image_size`, makes `image_bytes`. On TensorFlow only.
+        image_size: (height, width) that decoded images are resized to, bilinear with antialiasing;
+            None: that of the backbone's input. The rotation that cameras note beside the pixels
+            (EXIF) is not applied.
+        classify: whether to add that signature.
+        representative: for "litert", some real inputs (samples, ...): weights and activations
+            become 8 bit integers, scaled to what these show.
+        verbose: whether to print what was written.
+
+    Returns:
+        None; with `representative` a dict of Python floats: `mean_cosine` and `min_cosine` between
+        the embeddings of the representative inputs before and after.
+
+    Raises:
+        ValueError: settings that do not fit the format or the backbone.
+        FileExistsError: `path` is a file, or a folder that holds anything but a SavedModel.
+        ImportError: the format needs a package that is not installed.
+
+    Example:
+
+    >>> import tempfile
+    >>> import keras_margin, tensorflow
+    >>> backbone = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+    >>> model = keras_margin.EmbeddingModel(backbone, keras_margin.ArcFace(3))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     model.export(f"{folder}/served", classify=True)
+    ...     sorted(tensorflow.saved_model.load(f"{folder}/served").signatures)
+    ['classify', 'serving_default']
+    """
+    path = Path(path)
+    if format not in FORMATS:
+        raise ValueError(f"`format` must be one of {list(FORMATS)}. Received: format={format!r}")
+    if format == "tf_saved_model":
+        if representative is not None:
+            raise ValueError(
+                '`representative` is for format="litert". Received: format="tf_saved_model"'
+            )
+        return _saved_model(model, path, preprocessing, image_size, classify, verbose)
+    given = {"preprocessing": preprocessing, "image_size": image_size, "classify": classify}
+    for name, value in given.items():
+        if value is not None and value is not False:
+            raise ValueError(
+                f"`{name}` is for a SavedModel: other formats hold the encoder alone. Received: "
+                f"{name}={value!r} with format={format!r}"
+            )
+    if path.suffix != FORMATS[format]:
+        raise ValueError(
+            f"`path` must end in {FORMATS[format]!r} for this format. Received: "
+            f"path={str(path)!r}, format={format!r}"
+        )
+    if representative is not None:
+        if format != "litert":
+            raise ValueError(
+                f'`representative` is for format="litert". Received: format={format!r}'
+            )
+        return litert.write_int8(model.encoder, representative, path, verbose=verbose)
+    encoder = named(model.encoder)
+    with tempfile.TemporaryDirectory() as folder:
+        written = Path(folder, path.name)
+        try:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="In the future `np.object`")
+                encoder.export(str(written), format=format, verbose=verbose)
+        except ImportError as error:
+            raise ImportError(
+                f'This format needs more packages: pip install "keras_margin[{format}]" ({error})'
+            ) from error
+        # What OpenVINO's .xml refers to comes first.
+        for part in sorted(Path(folder).iterdir(), key=lambda part: part == written):
+            with written_whole(path.with_name(part.name)) as temporary:
+                shutil.copyfile(part, temporary)
+
+
+def _saved_model(model, path, preprocessing, image_size, classify, verbose):
+    _check_replaceable(path)
+    encoder = model.encoder
+    names = input_names(encoder)
+    parts = keras.tree.flatten(encoder.input)
+    signature = {
+        name: keras.InputSpec(shape=(None, *part.shape[1:]), dtype=part.dtype, name=name)
+        for name, part in zip(names, parts, strict=True)
+    }
+    archive = keras.export.ExportArchive()
+    archive.track(encoder)
+
+    archive.add_endpoint(
+        "serving_default",
+        lambda parts: {"embedding": _called(encoder, names, parts)},
+        input_signature=[signature],
+    )
+    requests = {"serving_default": warmup.zeros(signature)}
+    if preprocessing is not None or image_size is not None:
+        decoding = _Decoding(encoder, preprocessing, image_size)
+        archive.track(decoding.preprocessing)
+        archive.add_endpoint(
+            "image_bytes",
+            lambda image_bytes: {"embedding": encoder(decoding(image_bytes), training=False)},
+            input_signature=[decoding.signature],
+        )
+        requests["image_bytes"] = {"image_bytes": decoding.example()}
+    if classify:
+        classifier = model.classifier
+        archive.track(classifier)
+        archive.add_endpoint(
+            "classify",
+            lambda parts: {"logits": _called(classifier, names, parts)},
+            input_signature=[signature],
+        )
+        requests["classify"] = warmup.zeros(signature)
+    with written_whole(path) as temporary:
+        archive.write_out(temporary, verbose=verbose)
+        warmup.write(temporary, requests)
+
+
+def _called(plain_model, names, parts):
+    ordered = [parts[name] for name in names]
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        # A served graph does not look at shapes: some networks answer pictures of any size.
+        ordered = [tf.ensure_shape(part, part.shape) for part in ordered]
+    inputs = keras.tree.pack_sequence_as(plain_model.input, ordered)
+    return plain_model(inputs, training=False)
+
+
+class _Decoding:
+    """Encoded images to what the encoder takes, inside the graph."""
+
+    def __init__(self, encoder, preprocessing, image_size):
+        if keras.backend.backend() != "tensorflow":
+            # Strings live in TensorFlow's graphs alone.
+            raise ValueError(
+                "`preprocessing` and `image_size` make a signature that decodes images, which "
+                "needs Keras' TensorFlow backend. Received: backend="
+                f"{keras.backend.backend()!r}"
+            )
+        shape = getattr(encoder.input, "shape", ())
+        if len(shape) != 4 or shape[-1] not in (1, 3):
+            raise ValueError(
+                "`preprocessing` and `image_size` are for backbones that take grey or RGB images "
+                f"(batch, height, width, channels). Received: inputs of shape {shape}"
+            )
+        size = shape[1:3] if image_size is None else image_size
+        if len(size) != 2 or not all(isinstance(n, int) and n > 0 for n in size):
+            raise ValueError(
+                "`image_size` must be (height, width), since the backbone's input of shape "
+                f"{shape} does not say it. Received: image_size={image_size}"
+                if image_size is None
+                else f"`image_size` must be (height, width). Received: image_size={image_size}"
+            )
+        self.size, self.channels, self.dtype = tuple(size), shape[-1], encoder.input.dtype
+        self.preprocessing = keras.layers.Identity() if preprocessing is None else preprocessing
+        if not isinstance(self.preprocessing, keras.Layer):
+            raise TypeError(
+                "`preprocessing` must be a Keras layer or model, which can be saved with the "
+                f"encoder. Received: preprocessing={preprocessing!r}"
+            )
+        found = self.preprocessing(keras.ops.zeros((1, *self.size, self.channels))).shape
+        if len(found) != 4 or any(b not in (None, a) for a, b in zip(found, shape, strict=True)):
+            raise ValueError(
+                f"`preprocessing` must give what the backbone takes, {shape}. Received: "
+                f"{tuple(found)} from images of {self.size}"
+            )
+
+    @property
+    def signature(self):
+        import tensorflow as tf
+
+        return tf.TensorSpec((None,), tf.string, name="image_bytes")
+
+    def __call__(self, image_bytes):
+        import tensorflow as tf
+
+        def decoded(one):
+            image = tf.io.decode_image(one, channels=self.channels, expand_animations=False)
+            return tf.image.resize(image, self.size, antialias=True)
+
+        spec = tf.TensorSpec((*self.size, self.channels), tf.float32)
+        images = tf.map_fn(decoded, image_bytes, fn_output_signature=spec)
+        return keras.ops.cast(self.preprocessing(images, training=False), self.dtype)
+
+    def example(self):
+        """A black image, encoded."""
+        import tensorflow as tf
+
+        image = tf.zeros((*self.size, self.channels), tf.uint8)
+        return tf.reshape(tf.io.encode_png(image), (1,))
+
+
+def _check_replaceable(path):
+    """Refuses to write over anything but an earlier SavedModel."""
+    if not path.exists():
+        return
+    if not path.is_dir() or {part.name for part in path.iterdir()} - _OF_A_SAVED_MODEL:
+        raise FileExistsError(
+            "`path` of `export` must be a new folder or an earlier SavedModel: what is there would "
+            f"be lost. Received: path={str(path)!r}"
+        )

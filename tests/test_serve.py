@@ -1,0 +1,111 @@
+"""examples/serve.py: what a client of TensorFlow Serving gets."""
+
+import http.server
+import json
+import threading
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+from PIL import Image
+
+import keras_margin
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+SIZE = 10
+
+
+@pytest.fixture
+def serve(monkeypatch):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    import serve
+
+    return serve
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with a SavedModel, two pictures, and what the encoder says of them."""
+    keras.utils.set_random_seed(0)
+    folder = tmp_path_factory.mktemp("served")
+    image = keras.Input((SIZE, SIZE, 1))
+    x = keras.layers.Flatten()(keras.layers.Rescaling(1 / 255.0)(image))
+    model = keras_margin.EmbeddingModel(
+        keras.Model(image, keras.layers.Dense(5)(x)), keras_margin.ArcFace(3)
+    )
+    model.export(folder / "model", preprocessing=keras.layers.Identity())
+    model.export(folder / "without")
+    pixels = np.random.default_rng(0).integers(0, 256, (2, SIZE, SIZE), np.uint8)
+    for name, one in zip(("one.png", "two.png"), pixels, strict=True):
+        Image.fromarray(one).save(folder / name)
+    (folder / "none.png").write_text("no image")
+    return folder, model.encoder(pixels[..., None].astype("float32")).numpy()
+
+
+def test_answers_as_the_rest_api_does(serve, place):
+    folder, want = place
+    server = serve.LocalServer(folder / "model")
+    answer = json.loads(server.predict(serve.request_of([folder / "one.png", folder / "two.png"])))
+    np.testing.assert_allclose(answer["predictions"], want, atol=1e-5)
+
+
+def test_a_corrupt_image_fails_its_own_request_alone(serve, place):
+    folder, want = place
+    server = serve.LocalServer(folder / "model")
+    bad = json.loads(server.predict(serve.request_of([folder / "none.png"])))
+    assert list(bad) == ["error"] and "image" in bad["error"]
+    good = json.loads(server.predict(serve.request_of([folder / "one.png"])))
+    np.testing.assert_allclose(good["predictions"], want[:1], atol=1e-5)
+
+
+def test_prints_the_cosine(serve, place, capsys):
+    folder, want = place
+    serve.main([str(folder / name) for name in ("model", "one.png", "two.png")])
+    assert f"cosine {want[0] @ want[1]:.3f}" in capsys.readouterr().out
+
+
+def test_asks_a_running_server(serve, place, capsys):
+    folder, want = place
+    local = serve.LocalServer(folder / "model")
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            body = self.rfile.read(int(self.headers["Content-Length"])).decode()
+            answer = local.predict(body)
+            found = self.path == "/v1/models/encoder:predict"
+            self.send_response(400 if "error" in json.loads(answer) or not found else 200)
+            self.end_headers()
+            self.wfile.write(answer.encode())
+
+        def log_message(self, *arguments):
+            pass
+
+    with http.server.ThreadingHTTPServer(("localhost", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://localhost:{server.server_port}/v1/models/encoder"
+        serve.main(["--url", url, str(folder / "one.png"), str(folder / "two.png")])
+        assert f"cosine {want[0] @ want[1]:.3f}" in capsys.readouterr().out
+        with pytest.raises(SystemExit, match="the model refused the request"):
+            serve.main(["--url", url, str(folder / "none.png")])
+        server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["nowhere", "one.png"], "This is no SavedModel"),
+        (["without", "one.png"], "not 'image_bytes'"),
+        (["model", "nothing.png"], "nothing.png"),
+        (["model", "none.png"], "the model refused the request"),
+    ],
+)
+def test_what_cannot_be_asked_is_named(serve, place, names, message):
+    with pytest.raises(SystemExit, match=message):
+        serve.main([str(place[0] / name) for name in names])
+
+
+def test_without_pictures(serve, place, capsys):
+    with pytest.raises(SystemExit):
+        serve.main([str(place[0] / "model")])
+    assert "which pictures?" in capsys.readouterr().err
