@@ -47,7 +47,7 @@ test-all: $(STAMP)
 
 # What runs on either backend.
 CORE := $(patsubst %,tests/test_%.py,golden conformance properties numerics margins scales schedules \
-	nontarget losses labels subcenters sphereface2 triplet verification retrieval)
+	nontarget losses labels subcenters class_changes imprinting sphereface2 triplet verification retrieval)
 
 test-jax: $(STAMP)
 	KERAS_BACKEND=jax JAX_PLATFORMS=cpu $(PYTEST) --dist load $(CORE) $(ARGS)

@@ -98,6 +98,11 @@ def read(variable):
     return ops.convert_to_tensor(variable)
 
 
+def copy_of(variable):
+    """The variable's value in memory of its own: JAX frees the arrays that a step is given."""
+    return ops.copy(read(variable))
+
+
 def take_rows(variable, rows):
     """`variable[rows]`, whose gradient holds these rows alone on TensorFlow.
 

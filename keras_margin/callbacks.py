@@ -14,7 +14,7 @@ from keras_margin.angle_recorder import AngleRecorder
 from keras_margin.checks import checked_count
 from keras_margin.encoding import checked_set, encoded, encoder_for
 from keras_margin.files import written_whole
-from keras_margin.saving import built_optimizer
+from keras_margin.saving import description
 from keras_margin.score_checks import check_far
 
 __all__ = ["AngleRecorder", "AtomicBackup", "VerificationCallback"]
@@ -111,7 +111,8 @@ class AtomicBackup(keras.callbacks.Callback):
             you have saved the model; the same `fit` again then finds all epochs done.
 
     Raises:
-        ValueError: in `fit`, a backup that is damaged or of another model; the message names it.
+        ValueError: in `fit`, a backup that is damaged, or of another model or optimizer; the
+            message names it, and the model stays as it was.
 
     Example:
 
@@ -163,7 +164,7 @@ class AtomicBackup(keras.callbacks.Callback):
             raise ValueError(
                 "The model must be built before its backup can be restored: call it on a batch."
             )
-        built_optimizer(self.model)
+        self._compare(record["model"])
         try:
             self.model.load_weights(weights)
         except ValueError as error:
@@ -178,6 +179,7 @@ class AtomicBackup(keras.callbacks.Callback):
             "epoch": epoch + 1,
             "weights": name,
             "sha256": _sha256(self.directory / name),
+            "model": description(self.model),
         }
         with written_whole(self._record) as temporary:
             temporary.write_text(json.dumps(record))
@@ -193,7 +195,7 @@ class AtomicBackup(keras.callbacks.Callback):
         return self.directory / "backup.json"
 
     def _read_record(self):
-        """{"epoch", "weights", "sha256"} of the last backup, or None."""
+        """{"epoch", "weights", "sha256", "model"} of the last backup, or None."""
         if not self._record.exists():
             return None
         try:
@@ -202,9 +204,21 @@ class AtomicBackup(keras.callbacks.Callback):
                 "epoch": int(record["epoch"]),
                 "weights": str(record["weights"]),
                 "sha256": str(record["sha256"]),
+                "model": dict(record.get("model", {})),  # none in those of version 0.1
             }
         except (ValueError, TypeError, KeyError, OverflowError) as error:
             raise ValueError(self._damaged(f"{self._record} cannot be read")) from error
+
+    def _compare(self, there):
+        """Refuses a backup of another model or optimizer before a weight is read.
+
+        Keras would only warn of an optimizer's variables that do not fit, and leave them out.
+        """
+        here = description(self.model)
+        for name, found in there.items():
+            if here.get(name, found) != found:
+                what = f"it is of another model: {name} {here[name]} here and {found} there"
+                raise ValueError(self._damaged(what))
 
     def _remove_leftovers(self, record):
         """Weights of earlier backups and what killed processes have left."""

@@ -3,6 +3,8 @@
 On the JAX backend an array of `keras.distribution` is already global: nothing to gather.
 """
 
+import contextlib
+
 import keras
 from keras import ops
 
@@ -50,6 +52,17 @@ def num_replicas():
     """How many replicas share a step: 1 without `tf.distribute`, and outside `strategy.run`."""
     context = _replica_context()
     return 1 if context is None else context.num_replicas_in_sync
+
+
+def strategy_of(variable):
+    """The `tf.distribute` strategy whose scope a variable was made in, or None."""
+    return getattr(variable.value, "distribute_strategy", None)
+
+
+def scope_of(variable):
+    """The scope that a variable was made in, to make others beside it."""
+    strategy = strategy_of(variable)
+    return contextlib.nullcontext() if strategy is None else strategy.scope()
 
 
 def gather_rows(tensor):

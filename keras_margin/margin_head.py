@@ -3,7 +3,7 @@
 import keras
 from keras import ops
 
-from keras_margin import subcenters
+from keras_margin import class_changes, imprinting, subcenters
 from keras_margin.backend import check_backend, is_concrete, read
 from keras_margin.checks import checked_count, checked_ignore_class, checked_number, checked_seed
 from keras_margin.class_blocks import best_subcenters, harden
@@ -127,9 +127,7 @@ class MarginHead(keras.layers.Layer):
         for part in (self.margin_rule, self.scale_policy):
             if part is not None:
                 part.own(self)
-        if self.margin_rule is not None:
-            self.margin_rule.attach(self.num_classes, self.calls_so_far, self.maths_dtype)
-        self.scale_policy.attach(self.num_classes, self.calls_so_far, self.maths_dtype)
+                part.attach(self.num_classes, self.calls_so_far, self.maths_dtype)
 
     def build(self, embeddings_shape, labels_shape=None):
         if len(embeddings_shape) != 2 or embeddings_shape[-1] is None:
@@ -263,8 +261,10 @@ class MarginHead(keras.layers.Layer):
         """The scale now in force, a scalar tensor; None where it differs per sample."""
         return self.scale_policy.current()
 
-    # Sub-centres, for cleaning data: see `subcenters.py`.
+    # Other classes, and sub-centres for cleaning data: see the modules.
 
+    imprint = imprinting.imprint
+    resized = class_changes.resized
     dominant_subcenters = subcenters.dominant_subcenters
     outliers = subcenters.outliers
     collapsed = subcenters.collapsed
@@ -278,8 +278,7 @@ class MarginHead(keras.layers.Layer):
     @property
     def _form(self):
         """How the centres are compared, the same in every pass over them."""
-        number, unit = self.num_subcenters, self.normalize_centers
-        return {"num_subcenters": number, "normalize_centers": unit}
+        return {key: getattr(self, key) for key in ("num_subcenters", "normalize_centers")}
 
     def _statistics(self, directions, classes, scale, **wanted):
         """One pass over the classes of the step."""
@@ -358,6 +357,7 @@ class MarginHead(keras.layers.Layer):
         super().save_own_variables(self._without_padding(store))
 
     def load_own_variables(self, store):
+        class_changes.check_stored_centers(self, store)
         super().load_own_variables(self._without_padding(store))
 
     def _without_padding(self, store):

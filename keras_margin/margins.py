@@ -84,6 +84,11 @@ class MarginRule(HeadPart):
             )
         return ops.take(value, labels, axis=0)
 
+    def per_class(self):
+        """{name: numbers} of the settings that have one number per class."""
+        settings = self._settings.items()
+        return {name: each.value for name, each in settings if each.num_values is not None}
+
     def attach(self, num_classes, step, dtype=None):
         """Called by the head.
 

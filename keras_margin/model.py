@@ -13,8 +13,9 @@ from keras_margin.distribution import (
     num_replicas,
     shares_can_be_empty,
 )
-from keras_margin.monitoring import LastValue, Watch
+from keras_margin.monitoring import Watch, metrics_of
 from keras_margin.plain_models import PlainModels, embeddings_shape_of, graph_of
+from keras_margin.replacing import check_head, replace_head
 from keras_margin.row_updates import (
     check_optimizer,
     check_works_on_shards,
@@ -57,21 +58,13 @@ class EmbeddingModel(WholeFiles):
 
     def __init__(self, backbone, head, **kwargs):
         super().__init__(**kwargs)
-        if not isinstance(head, keras.Layer) or not hasattr(head, "counted"):
-            raise TypeError(
-                "`head` must be a head of keras_margin, such as keras_margin.ArcFace(num_classes). "
-                f"Received: head={head!r}"
-            )
+        check_head("head", head)
         if not isinstance(backbone, keras.Layer):
             raise TypeError(f"`backbone` must be a Keras model. Received: backbone={backbone!r}")
         self.backbone = backbone
         self.head = head
-        # Named as Keras names its own: this one is exact with uneven shares of the replicas too.
-        self.loss_metric = keras.metrics.Mean(name="loss")
-        has_classes = head.num_classes is not None
-        self.accuracy_metric = keras.metrics.Mean(name="accuracy") if has_classes else None
-        moves = has_classes and head.scale_policy.moves
-        self.scale_metric = LastValue(name="scale") if moves else None
+        for name, metric in metrics_of(head).items():
+            setattr(self, name, metric)
         self._models = PlainModels(self)
         graph = graph_of(backbone)
         if graph is not None:
@@ -296,6 +289,8 @@ class EmbeddingModel(WholeFiles):
                 "validation labels are not training classes; use VerificationCallback to judge the "
                 f"embeddings of other identities. {error}"
             ) from error
+
+    replace_head = replace_head
 
     # What ships.
 

@@ -23,6 +23,19 @@ class LastValue(keras.metrics.Metric):
         return read(self.value)
 
 
+def metrics_of(head):
+    """The metrics of an EmbeddingModel, {attribute: metric, None where the head has none}."""
+    # Named as Keras names its own: this one is exact with uneven shares of the replicas too.
+    loss = keras.metrics.Mean(name="loss")
+    has_classes = head.num_classes is not None
+    moves = has_classes and head.scale_policy.moves
+    return {
+        "loss_metric": loss,
+        "accuracy_metric": keras.metrics.Mean(name="accuracy") if has_classes else None,
+        "scale_metric": LastValue(name="scale") if moves else None,
+    }
+
+
 class Watch(keras.callbacks.Callback):
     """Raises at the first loss that is NaN or infinite, and says what usually brings it.
 

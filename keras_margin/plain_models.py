@@ -22,6 +22,10 @@ class PlainModels:
                 inputs,
             )
 
+    def forget(self):
+        """They are made anew when they are asked for: the model has another head."""
+        self._made = {}
+
     def get(self, kind):
         if kind not in self._made:
             inputs, embeddings = self._inputs_and_embeddings()

@@ -103,7 +103,7 @@ def update_rows_only(optimizer, of_head):
 @contextlib.contextmanager
 def _slots_as_rows(optimizer, index, rows):
     """The optimizer's slots of one variable (momentum, velocity ...) as views of their rows."""
-    slots = _slots(optimizer, index)
+    slots = list(_slots(optimizer, index).values())
     whole = [each[index] for each in slots]
     for each, variable in zip(slots, whole, strict=True):
         each[index] = _Rows(variable.value, rows)
@@ -116,25 +116,30 @@ def _slots_as_rows(optimizer, index, rows):
 
 def slots_of(optimizer, variable):
     """The optimizer's variables that are of the shape of a trained one and belong to it."""
+    slots = named_slots(optimizer, variable).values()
+    return [slot for slot in slots if slot.shape == variable.shape]
+
+
+def named_slots(optimizer, variable):
+    """{attribute of the optimizer: variable}, of all that it keeps for a trained variable."""
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     if not inner.built or inner._var_key(variable) not in inner._trainable_variables_indices:
-        return []
+        return {}
     index = inner._get_variable_index(variable)
-    found = [each[index] for each in _slots(inner, index)]
-    return [slot for slot in found if slot.shape == variable.shape]
+    return {name: each[index] for name, each in _slots(inner, index).items()}
 
 
 def _slots(optimizer, index):
-    """The optimizer's lists that have one variable for each trained variable."""
+    """The optimizer's lists that have one variable for each trained variable, by name."""
     known = {id(variable) for variable in optimizer.variables}
-    return [
-        each
-        for each in vars(optimizer).values()
+    return {
+        name: each
+        for name, each in vars(optimizer).items()
         if isinstance(each, list)
         and each is not optimizer._variables
         and len(each) == len(optimizer._trainable_variables)
         and id(each[index]) in known
-    ]
+    }
 
 
 class _Sample(NamedTuple):

@@ -1,11 +1,13 @@
 """Files of a model that are whole or absent, with the state of its random layers in them."""
 
 import os
+import warnings
 import zipfile
 
 import keras
 
 from keras_margin.files import written_whole
+from keras_margin.row_updates import slots_of
 
 _SEED = "seed_generator_"
 
@@ -19,6 +21,33 @@ def built_optimizer(model):
     if optimizer is not None and not optimizer.built:
         optimizer.build(model.trainable_variables)
     return optimizer
+
+
+def description(model):
+    """What models must share for the weights file of one to be read into another, as JSON has it.
+
+    Rows that only pad classes that are shared out over devices do not count.
+    """
+    head, optimizer = getattr(model, "head", None), built_optimizer(model)
+    padded, variables = {}, {"weight": model.weights, "optimizer variable": []}
+    found = {"head": type(head).__name__, "optimizer": type(optimizer).__name__}
+    if getattr(head, "num_classes", None) is not None:
+        found["head"] += f"({head.num_classes}, num_subcenters={head.num_subcenters})"
+        padded = {id(each): head.num_rows for each in (head.centers, *_slots(optimizer, head))}
+    if optimizer is not None:
+        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        found["optimizer"] += "" if inner is optimizer else f"({type(inner).__name__})"
+        variables["optimizer variable"] = optimizer.variables
+    for kind, some in variables.items():
+        found[f"number of {kind}s"] = len(some)
+        for i, each in enumerate(some):
+            rows = [padded[id(each)]] if id(each) in padded else list(each.shape[:1])
+            found[f"shape of {kind} {i}"] = [*rows, *each.shape[1:]]
+    return found
+
+
+def _slots(optimizer, head):
+    return [] if optimizer is None else slots_of(optimizer, head.centers)
 
 
 class WholeFiles(keras.Model):
@@ -60,10 +89,14 @@ class WholeFiles(keras.Model):
         """As `keras.Model.load_weights`.
 
         Raises:
-            ValueError: a file that is cut short or garbled; the message names it.
+            ValueError: a file that is cut short or garbled, or of a head with other classes; the
+                message names it, or says how to change the classes.
         """
         try:
-            super().load_weights(filepath, **kwargs)
+            with warnings.catch_warnings():
+                # Of a part that was refused where it is, and is looked for once more elsewhere.
+                warnings.filterwarnings("ignore", "Skipping nested container")
+                super().load_weights(filepath, **kwargs)
         except FileNotFoundError:
             raise
         except (OSError, EOFError, KeyError, zipfile.BadZipFile) as error:

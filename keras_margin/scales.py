@@ -124,6 +124,10 @@ class ScalePolicy(HeadPart):
         """Moves the scale in a training call."""
         return None  # AutoGraph cannot read a body that is a docstring alone
 
+    def rebase(self, old):
+        """Goes on from the policy of a head for another number of classes, whose state it has."""
+        return None
+
 
 @keras.saving.register_keras_serializable(package="keras_margin")
 class FixedScale(ScalePolicy):
@@ -263,10 +267,9 @@ class AdaCosScale(ScalePolicy):
     def build(self, input_shape=None):
         # autocast=False: float16 would read a scale of 16.06 as 16.062 inside a mixed scope.
         # All replicas compute the same value, so the first one's is the scale of the global batch.
-        start = min(max(self.initial_scale, self.min_scale), self.largest_scale)
         self.scale = self.add_weight(
             name="scale",
-            initializer=exact_constant(start),
+            initializer=exact_constant(self._start),
             dtype=self.scale_dtype,
             trainable=False,
             autocast=False,
@@ -306,6 +309,17 @@ class AdaCosScale(ScalePolicy):
 
     def current(self):
         return read(self.scale)
+
+    @property
+    def _start(self):
+        return min(max(self.initial_scale, self.min_scale), self.largest_scale)
+
+    def rebase(self, old):
+        """The scale keeps its ratio to sqrt(2) log(C - 1), as the default bounds do."""
+        if not self.dynamic:
+            return self.scale.assign(self._start)
+        scale = old.current() * (self.initial_scale / old.initial_scale)
+        self.scale.assign(ops.clip(scale, self.min_scale, self.largest_scale))
 
     def get_config(self):
         return {

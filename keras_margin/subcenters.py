@@ -7,6 +7,7 @@ from keras import ops
 
 from keras_margin.backend import read
 from keras_margin.checks import check_rows, is_number
+from keras_margin.class_changes import check_has_centers, remade
 from keras_margin.labels import class_ids, usable_rows
 from keras_margin.numerics import l2_norm, l2_normalize
 
@@ -27,7 +28,7 @@ def dominant_subcenters(head, embeddings, labels):
         int32 (num_classes,), in 0..num_subcenters-1; 0 for a class without samples, and the first
         of equally frequent ones.
     """
-    _check_built(head)
+    check_has_centers(head)
     centers = read(head.centers)[: head.num_classes * head.num_subcenters]
     if head.normalize_centers:
         centers = l2_normalize(centers)
@@ -92,7 +93,7 @@ def collapsed(head, dominant):
     Raises:
         ValueError: `dominant` does not name one sub-centre for each class.
     """
-    _check_built(head)
+    check_has_centers(head)
     dominant = ops.convert_to_numpy(dominant)
     is_one = dominant.shape == (head.num_classes,) and dominant.dtype.kind in "iu"
     if not is_one or dominant.min() < 0 or dominant.max() >= head.num_subcenters:
@@ -101,27 +102,8 @@ def collapsed(head, dominant):
             f"{head.num_subcenters - 1}, shape ({head.num_classes},). Received: "
             f"dominant.shape={dominant.shape}, dominant.dtype={dominant.dtype}"
         )
-    # A function as initializer or regularizer has a config that Keras cannot read.
-    changed = {"num_subcenters": 1, "centers_initializer": None, "centers_regularizer": None}
-    new = type(head).from_config({**head.get_config(), **changed})
-    new.centers_regularizer = head.centers_regularizer
-    new.build((None, head.centers.shape[1]))
-    centers = ops.convert_to_numpy(head.centers)[: head.num_classes * head.num_subcenters]
-    grouped = centers.reshape(head.num_classes, head.num_subcenters, -1)
-    for old_variable, new_variable in zip(head.variables, new.variables, strict=True):
-        if new_variable is new.centers:
-            new_variable.assign(grouped[range(head.num_classes), dominant])
-        else:
-            new_variable.assign(old_variable)
-    return new
-
-
-def _check_built(head):
-    if not head.built:
-        raise ValueError(
-            "The head has no centres yet: train it first. "
-            f"Received: head={head.name!r}, which is not built"
-        )
+    rows = np.arange(head.num_classes) * head.num_subcenters + dominant
+    return remade(head, rows, num_subcenters=1)
 
 
 def _of_rows(measure, head, embeddings, labels):

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_margin import class_changes, imprinting
 from keras_margin.backend import check_backend, holds, is_concrete
 from keras_margin.checks import check_rows, checked_ignore_class, checked_number
 from keras_margin.numerics import computation_dtype, l2_norm, l2_normalize
@@ -39,6 +40,8 @@ class SemiHardTriplet(keras.layers.Layer):
     """
 
     num_classes = None  # EmbeddingModel asks: there is no accuracy to report
+    imprint = imprinting.imprint  # both say that there are no classes
+    resized = class_changes.resized
 
     def __init__(self, margin=0.2, *, ignore_class=None, **kwargs):
         check_backend()

@@ -1,6 +1,7 @@
 """Callbacks for `fit`."""
 
 import hashlib
+import json
 import multiprocessing
 import random
 import time
@@ -86,15 +87,45 @@ def test_a_damaged_backup_is_named(tmp_path, damage):
         np.testing.assert_array_equal(got, want)
 
 
-@pytest.mark.filterwarnings("ignore:Skipping nested container")
-def test_a_backup_of_another_model_is_refused(tmp_path):
-    fit(seeded_model(), tmp_path, 1)
-    other = km.EmbeddingModel(
-        keras.Sequential([keras.Input((4,)), keras.layers.Dense(7)]), km.AdaCos(4)
-    )
-    other.compile("adam")
-    with pytest.raises(ValueError, match=r"of another model[\s\S]*Received: directory="):
-        fit(other, tmp_path, 2)
+def other_model(head=None, optimizer="adam", dim=3):
+    backbone = keras.Sequential([keras.Input((4,)), keras.layers.Dense(dim)])
+    model = km.EmbeddingModel(backbone, head or km.AdaCos(4))
+    model.compile(optimizer)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("other", "what"),
+    [
+        ({"dim": 7}, r"shape of weight 0 \[4, 7\] here and \[4, 3\] there"),
+        ({"head": km.AdaCos(5)}, r"head AdaCos\(5, .* here and AdaCos\(4, num_subcenters=1\)"),
+        ({"head": km.NormFace(4)}, r"head NormFace\(4"),
+        ({"optimizer": keras.optimizers.SGD(momentum=0.9)}, "optimizer SGD here and Adam there"),
+        # As many variables of the same shapes.
+        ({"optimizer": keras.optimizers.Nadam()}, "optimizer Nadam here and Adam there"),
+        ({"optimizer": keras.optimizers.Adam(amsgrad=True)}, "number of optimizer variables 11 "),
+    ],
+    ids=["dimension", "classes", "head", "SGD", "Nadam", "amsgrad"],
+)
+def test_a_backup_of_another_model_is_refused(tmp_path, other, what):
+    fit(other_model(), tmp_path, 1)
+    model = other_model(**other)
+    before = model.get_weights()
+    with pytest.raises(ValueError, match=rf"of another model: {what}[\s\S]*Received: directory="):
+        fit(model, tmp_path, 2)
+    for got, want in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+def test_a_backup_without_a_description_of_the_model(tmp_path):
+    """As version 0.1 wrote them."""
+    fit(other_model(), tmp_path, 1)
+    record = json.loads((tmp_path / "backup.json").read_text())
+    del record["model"]
+    (tmp_path / "backup.json").write_text(json.dumps(record))
+    assert fit(other_model(), tmp_path, 2) == [1]
+    with pytest.raises(ValueError, match="of another model"):
+        fit(other_model(dim=7), tmp_path, 3)
 
 
 def test_an_unbuilt_model_is_told_to_build(tmp_path):

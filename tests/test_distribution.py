@@ -92,6 +92,32 @@ def both(head, x, y, weights=None):
     return plain, trained(model, x, y, weights)
 
 
+def grown(x, y):
+    """(history, weights) of a run whose head is replaced, on the joined batches and replicas."""
+
+    def run(model):
+        settings = {"batch_size": BATCH, "shuffle": False, "verbose": 0}
+        model.fit(x, y, epochs=2, **settings)
+        head = model.head.resized(CLASSES + 2)  # outside the scope
+        head.imprint(model.predict(x[:9], verbose=0), [CLASSES] * 9)
+        model.replace_head(head)
+        history = model.fit(x, y + 2, epochs=2, **settings).history
+        return history, model.get_weights()
+
+    plain = run(model_of("AdaCos", run_eagerly=True))
+    with strategy.scope():
+        model = model_of("AdaCos")
+    replicated = run(model)
+    other = km.ArcFace(CLASSES)
+    other.build((None, 3))
+    try:
+        model.replace_head(other)
+        message = ""
+    except ValueError as error:
+        message = str(error)
+    return plain, replicated, message
+
+
 def schedule(start, end):
     return keras.optimizers.schedules.PolynomialDecay(start, decay_steps=4, end_learning_rate=end)
 
@@ -276,6 +302,15 @@ def test_every_replica_holds_the_same_values(remote, replicas):
         assert len(copies) == replicas
         for copy in copies[1:]:
             np.testing.assert_array_equal(copy, copies[0])
+
+
+def test_a_head_that_is_replaced(remote):
+    x, y, _ = data(29)
+    plain, replicated, message = remote(grown, x, y)
+    assert replicated[0].keys() == plain[0].keys()
+    assert_close([replicated[0][key] for key in plain[0]], plain[0].values())
+    assert_close(replicated[1], plain[1])
+    assert "must be built in the scope of the model's `tf.distribute` strategy" in message
 
 
 HAVE_STATE = (

@@ -331,3 +331,33 @@ def test_no_device_holds_all_classes(tmp_path, classes):
             sizes = shape.split(",")
             # One number a class, such as whether it may move, is all that may be whole.
             assert not (whole & set(sizes) and len(sizes) > 1 and sizes[1:] != ["1"]), shape
+
+
+REPLACED = """
+    results = []
+    for shape in (None, (2, 4)):
+        use_one_device() if shape is None else use_mesh(shape)
+        model = model_of("subcenters", 10)
+        found = fit(model, 10)
+        x, y = data(10)
+        head = model.head.resized(13, {old: 12 - old for old in range(9)})
+        head.imprint(model.predict(x, batch_size=ROWS, verbose=0)[:9], [0, 1, 2] * 3)
+        model.replace_head(head)
+        found += fit(model, 13)
+        results.append([np.array(found), *rows_of(model)])
+        padding = np.abs(np.asarray(model.head.centers)[39:]).max(initial=0.0)
+        shares = model.head.centers.value.sharding.shard_shape(model.head.centers.shape)
+    gaps = [
+        float(np.abs(np.subtract(one, other, dtype="float64")).max(initial=0.0))
+        for one, other in zip(*results, strict=True)
+    ]
+    print(json.dumps([max(gaps), float(padding), shares]))
+"""
+
+
+def test_a_head_that_is_replaced(tmp_path):
+    """13 classes of 3 sub-centres on 4 devices: 4 classes each, the last 3 of them padding."""
+    gap, padding, shares = run(REPLACED, {}, tmp_path)
+    assert gap < 1e-5
+    assert padding == 0.0
+    assert shares == [12, 4]
