@@ -14,6 +14,8 @@ import numpy as np
 from keras_margin.row_updates import slots_of
 from keras_margin.saving import built_optimizer
 
+__all__ = ["load_model", "restore", "save"]
+
 
 def save(model, directory):
     """Writes a model, its optimizer and its counters shard by shard.

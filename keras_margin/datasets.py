@@ -5,15 +5,29 @@ import re
 
 import numpy as np
 
-from keras_margin.batches import balanced_batches as balanced_batches
-from keras_margin.images import embed_images as embed_images
-from keras_margin.padding import pad_last_batch as pad_last_batch
-from keras_margin.record_io import RecordSet as RecordSet
-from keras_margin.record_io import record_dataset as record_dataset
-from keras_margin.verification_sets import PairList as PairList
-from keras_margin.verification_sets import VerificationSet as VerificationSet
-from keras_margin.verification_sets import read_pairs_txt as read_pairs_txt
-from keras_margin.verification_sets import read_verification_bin as read_verification_bin
+from keras_margin.batches import balanced_batches
+from keras_margin.images import embed_images
+from keras_margin.padding import pad_last_batch
+from keras_margin.record_io import RecordSet, record_dataset
+from keras_margin.verification_sets import (
+    PairList,
+    VerificationSet,
+    read_pairs_txt,
+    read_verification_bin,
+)
+
+__all__ = [
+    "PairList",
+    "RecordSet",
+    "VerificationSet",
+    "balanced_batches",
+    "embed_images",
+    "identity_folder",
+    "pad_last_batch",
+    "read_pairs_txt",
+    "read_verification_bin",
+    "record_dataset",
+]
 
 IMAGE_SUFFIXES = (
     *(".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp"),
@@ -34,9 +48,9 @@ def identity_folder(path):
         path: The folder, `str` or `os.PathLike`.
 
     Returns:
-        paths: List of n `str`, the files, identity by identity.
-        labels: int32 array (n,), in 0..len(names)-1, the identity of each file.
-        names: List of `str`, the sub-folder's name of each identity.
+        `paths`, a list of n `str`, the files, identity by identity; `labels`, int32 (n,), in
+        0..len(names)-1, the identity of each file; `names`, a list of `str`, the sub-folder's name
+        of each identity.
 
     Raises:
         FileNotFoundError: If `path` does not exist.

@@ -8,6 +8,8 @@ import contextlib
 import keras
 from keras import ops
 
+__all__ = ["class_parallel_layout"]
+
 
 def class_parallel_layout(device_mesh, axis="model"):
     """A `LayoutMap` that shares out the centres of a head over a mesh axis, by class.

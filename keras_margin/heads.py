@@ -126,8 +126,11 @@ class SphereFace(MarginHead):
     Args:
         num_classes: at least 2.
         margin: any real number from 1; the paper uses 4.
-        lambda_base, lambda_gamma, lambda_power, lambda_min: the annealing, see
-            `MultiplicativeMargin`; the defaults are those of the published training.
+        lambda_base: of the annealing, see `MultiplicativeMargin`; the defaults of all four are
+            those of the published training.
+        lambda_gamma: of the annealing.
+        lambda_power: of the annealing.
+        lambda_min: of the annealing.
         **kwargs: of `MarginHead`.
 
     Reference:
@@ -175,8 +178,11 @@ class LSoftmax(SphereFace):
     Args:
         num_classes: at least 2.
         margin: a whole number from 1; the paper uses 2 to 4.
-        lambda_base, lambda_gamma, lambda_power, lambda_min: the annealing, see
-            `MultiplicativeMargin`; the defaults are those of the published training on MNIST.
+        lambda_base: of the annealing, see `MultiplicativeMargin`; the defaults of all four are
+            those of the published training on MNIST.
+        lambda_gamma: of the annealing.
+        lambda_power: of the annealing.
+        lambda_min: of the annealing.
         **kwargs: of `MarginHead`.
 
     Raises:
@@ -233,7 +239,8 @@ class AdaCos(MarginHead):
     Args:
         num_classes: at least 3.
         dynamic: False keeps the fixed scale sqrt(2) log(num_classes - 1).
-        min_scale, max_scale: bounds, see `AdaCosScale`.
+        min_scale: lower bound, see `AdaCosScale`.
+        max_scale: upper bound, see `AdaCosScale`.
         **kwargs: of `MarginHead`.
 
     Raises:

@@ -73,12 +73,11 @@ class MarginHead(keras.layers.Layer):
         centers: variable (num_classes * num_subcenters, dim), the rows of a class together.
 
     Example:
-
-    >>> from keras_margin.margins import AngularMargin
-    >>> head = MarginHead(10, margin=AngularMargin(0.5), scale=30.0)
-    >>> embeddings, labels = keras.ops.ones((4, 8)), keras.ops.array([0, 1, 2, 3])
-    >>> tuple(head(embeddings, labels).shape)
-    (4, 10)
+        >>> from keras_margin.margins import AngularMargin
+        >>> head = MarginHead(10, margin=AngularMargin(0.5), scale=30.0)
+        >>> embeddings, labels = keras.ops.ones((4, 8)), keras.ops.array([0, 1, 2, 3])
+        >>> tuple(head(embeddings, labels).shape)
+        (4, 10)
     """
 
     # False in heads from before the cosine: vectors are compared as they are.
@@ -192,7 +191,8 @@ class MarginHead(keras.layers.Layer):
         """The loss of each row, without building the logits' gradient several times over.
 
         Args:
-            embeddings, labels: as in the call.
+            embeddings: as in the call.
+            labels: as in the call.
             training: None or True: with the margin, and state moves; False: plain cross-entropy.
             update_state: False leaves state alone, as for the second term of mixup:
                 `lam * head.loss(e, y1) + (1 - lam) * head.loss(e, y2, update_state=False)`.

@@ -11,6 +11,18 @@ from keras_margin.numerics import add_angle, computation_dtype, unwound_cosine
 from keras_margin.parts import HeadPart
 from keras_margin.schedules import AT_LEAST_ONE, NOT_NEGATIVE, POSITIVE, Setting, revived
 
+__all__ = [
+    "AngularMargin",
+    "CombinedMargin",
+    "CosineMargin",
+    "MarginRule",
+    "MultiplicativeMargin",
+    "angular_margin",
+    "combined_margin",
+    "cosine_margin",
+    "multiplicative_margin",
+]
+
 # Beyond it the fallback of `angular_margin` would jump upwards: cos(m) + m sin(m) = 1.
 LARGEST_ANGULAR_MARGIN = 2.33
 
@@ -246,9 +258,11 @@ class MultiplicativeMargin(MarginRule):
     Args:
         margin: how many times the angle counts, any real number from 1; the paper uses 4. A number
             or a schedule of the head's training calls.
-        lambda_base, lambda_gamma, lambda_power, lambda_min: the annealing, each at least 0; the
-            defaults are those of SphereFace's published training. `lambda_base=0`: a constant
-            lambda_min.
+        lambda_base: at least 0, as the other three, whose defaults are those of SphereFace's
+            published training. 0: a constant lambda_min.
+        lambda_gamma: how fast lambda falls.
+        lambda_power: how it falls; 1: as 1 / it.
+        lambda_min: where it ends; 0: at psi alone.
 
     Raises:
         ValueError: a margin under 1, or a negative annealing argument.

@@ -68,7 +68,10 @@ def r_precision(embeddings, labels, reference=None, reference_labels=None):
         R-precision = mean over queries of (relevant among the R nearest) / R
 
     Args:
-        embeddings, labels, reference, reference_labels: as of `recall_at_k`, and in its order.
+        embeddings: as of `recall_at_k`.
+        labels: as of `recall_at_k`.
+        reference: as of `recall_at_k`.
+        reference_labels: as of `recall_at_k`.
 
     Returns:
         A float; NaN, with an `UndefinedMetricWarning`, where no query can be answered.
@@ -97,7 +100,10 @@ def map_at_r(embeddings, labels, reference=None, reference_labels=None):
         MAP@R = mean over queries of 1/R sum_{i <= R} [i-th is relevant] precision at i
 
     Args:
-        embeddings, labels, reference, reference_labels: as of `recall_at_k`, and in its order.
+        embeddings: as of `recall_at_k`.
+        labels: as of `recall_at_k`.
+        reference: as of `recall_at_k`.
+        reference_labels: as of `recall_at_k`.
 
     Returns:
         A float; NaN, with an `UndefinedMetricWarning`, where no query can be answered.

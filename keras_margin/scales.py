@@ -19,6 +19,16 @@ from keras_margin.numerics import angle_of, computation_dtype
 from keras_margin.parts import HeadPart
 from keras_margin.schedules import POSITIVE, Setting, revived
 
+__all__ = [
+    "AdaCosScale",
+    "EmbeddingNormScale",
+    "FixedScale",
+    "LearnedScale",
+    "ScalePolicy",
+    "fixed_adacos_scale",
+    "scale_lower_bound",
+]
+
 
 def fixed_adacos_scale(num_classes):
     """sqrt(2) log(C - 1): P = 1/2 at theta = pi/4 when all other classes are orthogonal.

@@ -58,7 +58,8 @@ class SemiHardTriplet(keras.layers.Layer):
             labels: integer (batch,) or (batch, 1): any whole numbers, identities are only compared.
                 Float labels that are not whole raise ValueError in eager code, and give NaN in
                 their rows in compiled code.
-            training, update_state: as in the other heads, without effect: there is no state.
+            training: as in the other heads, without effect.
+            update_state: as in the other heads, without effect: there is no state.
 
         Returns:
             float32 (batch,); 0 for rows without a positive or a negative, and for ignored rows; NaN

@@ -90,8 +90,8 @@ def all_pairs(embeddings, labels):
         labels: (samples,) or (samples, 1) integers (whole floats mean the same).
 
     Returns:
-        scores: (pairs,) float32, rounded from float64 as in `pair_scores`.
-        genuine: (pairs,) bool.
+        `scores`, float32 (pairs,), rounded from float64 as in `pair_scores`, and `genuine`, bool
+        (pairs,).
 
     Raises:
         ValueError: shapes, types or values that do not fit.
