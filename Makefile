@@ -5,7 +5,7 @@ PY := .venv/bin/python
 STAMP := .venv/installed
 BENCH_STAMP := .venv/installed-bench
 
-.PHONY: help train figures compare bench test test-all test-jax lint dist clean
+.PHONY: help train figures compare bench test test-all test-jax lint docs dist clean
 .DELETE_ON_ERROR:
 
 help:
@@ -17,6 +17,7 @@ help:
 	@echo "make test-all   every test"
 	@echo "make test-jax   the core tests on Keras' JAX backend"
 	@echo "make lint       check style and formatting with ruff"
+	@echo "make docs       the documentation site, into site/"
 	@echo "make dist       build the wheel and the sdist into dist/"
 	@echo "make clean      remove all that these made, .venv too"
 	@echo
@@ -56,12 +57,16 @@ lint: $(STAMP)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 
+# The variable: without it the theme advertises its successor, in colour, on each build.
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet $(ARGS)
+
 dist: $(STAMP)
 	rm -rf dist
 	$(PY) -m build --quiet
 
 clean:
-	rm -rf .venv dist build *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv dist build site *.egg-info .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 # TensorFlow 2.21 has no wheels for other Pythons. A name on PATH may be an empty shim and a

@@ -51,7 +51,9 @@ def outliers(head, embeddings, labels, max_angle):
     Sub-center ArcFace drops them, since most have a wrong label, and trains again with one centre.
 
     Args:
-        head, embeddings, labels: as in `dominant_subcenters`.
+        head: as in `dominant_subcenters`.
+        embeddings: as in `dominant_subcenters`.
+        labels: as in `dominant_subcenters`.
         max_angle: radians, 0 to pi; the paper drops beyond 75 degrees, math.radians(75).
 
     Returns:

@@ -15,8 +15,8 @@ def blocks(language, page=README):
     return re.findall(rf"^```{language}\n(.*?)^```", page.read_text("utf-8"), re.M | re.S)
 
 
-# "python no-run" is for what needs several devices.
-GUIDES = [page for page in sorted((README.parent / "docs").glob("*.md")) if blocks("python", page)]
+# "python no-run" is for what needs several devices, files of other people or other packages.
+GUIDES = [page for page in sorted((README.parent / "docs").rglob("*.md")) if blocks("python", page)]
 
 
 def execute(page):
