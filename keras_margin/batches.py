@@ -22,7 +22,7 @@ def balanced_batches(labels, classes_per_batch, images_per_class, seed=0):
         seed: whole number >= 0.
 
     Returns:
-        `BalancedBatches`: iterate over it for index arrays, or call `gather` or `dataset`.
+        `BalancedBatches`; iterate over it for index arrays, or call `gather` or `dataset`.
 
     Raises:
         ValueError: labels that are not (n,) integers; more classes a batch than there are.

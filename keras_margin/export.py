@@ -56,7 +56,7 @@ def export(
         verbose: whether to print what was written.
 
     Returns:
-        None; with `representative` a dict of Python floats: `mean_cosine` and `min_cosine` between
+        None; with `representative` a dict of Python floats, `mean_cosine` and `min_cosine` between
         the embeddings of the representative inputs before and after.
 
     Raises:

@@ -45,6 +45,18 @@ def test_public_modules_say_what_they_offer(name):
         assert getattr(module, public).__doc__.strip()
 
 
+HEADS = [
+    name
+    for name, value in vars(keras_margin).items()
+    if name in keras_margin.__all__ and hasattr(value, "loss_and_cosines")
+]
+
+
+@pytest.mark.parametrize("head", [*HEADS, "SemiHardTriplet"])
+def test_formulas_have_every_head(head):
+    assert re.search(rf"`{head}`", (DOCS / "formulas.md").read_text("utf-8"))
+
+
 # With the extra `docs`
 
 
@@ -96,6 +108,7 @@ def test_docstrings_render(site):
         assert "<blockquote>" not in text
         titles = "Args|Arguments|Returns|Raises|Yields|Attributes|Example|Reference"
         assert not re.findall(rf"<p>\s*(?:{titles}):", text)
+        assert "<code>`" not in text  # what stands before a colon in "Returns" is taken for a type
 
 
 def test_everything_has_its_place(site):
