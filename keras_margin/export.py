@@ -52,7 +52,8 @@ def export(
             (EXIF) is not applied.
         classify: whether to add that signature.
         representative: for "litert", some real inputs (samples, ...): weights and activations
-            become 8 bit integers, scaled to what these show.
+            become 8 bit integers, scaled to what these show. They do not keep the length of 1:
+            divide an embedding by its length.
         verbose: whether to print what was written.
 
     Returns:
