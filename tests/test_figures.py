@@ -49,9 +49,7 @@ def test_a_failed_figure_leaves_the_old_one(figures, tmp_path, monkeypatch):
 
 def test_out_that_cannot_be_written(figures, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(
-        SystemExit, match="figures.py: error: The folder for the"
-    ):
+    with pytest.raises(SystemExit, match="figures.py: error: The folder for the"):
         figures.main(["--out", str(tmp_path / "file" / "out")])
 
 
