@@ -220,7 +220,7 @@ def parse_arguments(arguments=None):
     one.add_argument("pictures", nargs="+")
     one.set_defaults(run=ask)
     one = commands.add_parser("demo", help="trains on faces, enrols, asks, counts")
-    one.add_argument("--epochs", type=int, default=100, help="default: 100")
+    one.add_argument("--epochs", type=int, default=30, help="default: 30")
     one.add_argument("--seed", type=int, default=0, help="default: 0")
     one.add_argument("--far", type=float, default=0.1, help="default: 0.1, 5 of 50 pictures")
     one.set_defaults(run=demo)
