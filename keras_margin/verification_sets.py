@@ -1,6 +1,7 @@
 """Lists of face pairs as they are published: insightface's `.bin` files, LFW's `pairs.txt`."""
 
 import os
+import reprlib
 from typing import NamedTuple
 
 import numpy as np
@@ -8,6 +9,8 @@ import numpy as np
 from keras_margin import safe_pickle
 
 _SIGNATURES = b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n"  # of JPEG and PNG
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel = 1  # a few bytes of a pickle can nest into a text without end
 _SUFFIXES = ".jpg", ".jpeg", ".png", ".bmp", ".pgm", ".ppm"
 
 
@@ -82,7 +85,7 @@ def read_verification_bin(path, max_bytes=2**32):
         raise refuse(f"{len(images)} images for {len(flags)} flags, not two for each")
     for i, flag in enumerate(flags):
         if flag not in (0, 1):
-            raise refuse(f"flag {i} is {flag!r}, neither True nor False")
+            raise refuse(f"flag {i} is {_SHORT.repr(flag)}, neither True nor False")
     for i, image in enumerate(images):
         if not isinstance(image, bytes) or not image.startswith(_SIGNATURES):
             raise refuse(f"image {i} is neither JPEG nor PNG")

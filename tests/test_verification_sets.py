@@ -186,3 +186,14 @@ def test_a_missing_image_is_named(tmp_path):
     message = f"Line 2 of the list names an image that is not there: {tmp_path}/Ann/Ann_0003.jpg"
     with pytest.raises(FileNotFoundError, match=re.escape(message)):
         read_pairs_txt(path, images)
+
+
+def test_a_nested_flag_makes_no_endless_message(tmp_path):
+    flag = b"a"
+    for _ in range(20):
+        flag = (flag,) * 40  # 40^20 items in a kilobyte
+    path = written(tmp_path, ([b"\xff\xd8\xff"] * 2, [flag]))
+    assert path.stat().st_size < 3000
+    with pytest.raises(ValueError, match="flag 0 is") as raised:
+        read_verification_bin(path)
+    assert len(str(raised.value)) < 1000
