@@ -90,13 +90,19 @@ def embed_images(
     mode = "L" if encoder.image_shape[2] == 1 else "RGB"
 
     def embedded(pixels):  # (batch, height, width, channels)
-        prepared = np.asarray(prepare(pixels))
+        prepared = np.asarray(prepare(pixels.copy()))  # it may write: the mirror image comes next
         if prepared.shape != pixels.shape:
             raise ValueError(
                 "`preprocess` must keep the shape. Received: a function that gives "
                 f"{prepared.shape} for {pixels.shape}"
             )
-        return np.asarray(encoder.embed(prepared), np.float32)
+        embeddings = np.asarray(encoder.embed(prepared), np.float32)
+        if embeddings.ndim != 2 or len(embeddings) != len(pixels):
+            raise ValueError(
+                f"The encoder must give embeddings ({len(pixels)}, dim) for {len(pixels)} images. "
+                f"Received: embeddings.shape={embeddings.shape}"
+            )
+        return embeddings
 
     progress = keras.utils.Progbar(len(images), unit_name="image", verbose=verbose)
     found = []
@@ -228,11 +234,6 @@ def _prepare(encoder, preprocess):
 
 
 def _check_finite(embeddings, images, start):
-    if embeddings.ndim != 2:
-        raise ValueError(
-            "The encoder must give embeddings (batch, dim). "
-            f"Received: embeddings.shape={embeddings.shape}"
-        )
     finite = np.isfinite(embeddings).all(axis=1)
     if not finite.all():
         index = start + int(np.argmin(finite))

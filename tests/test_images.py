@@ -262,3 +262,21 @@ def test_names_that_are_no_text(tmp_path):
         pytest.skip("the file system has no such names")
     with pytest.raises(ValueError, match=r"a\\udcff.png' cannot be read"):
         embed_images(flat(), [path], verbose=0)
+
+
+@pytest.mark.parametrize("rows", [1, 9, 0])
+def test_an_encoder_must_give_a_row_for_each_image(rows):
+    encoder = Encoder(lambda x: np.ones((rows, 2)), (4, 6, 1), "float32", "other rows")
+    with pytest.raises(ValueError, match=re.escape("(3, dim) for 3 images. Received: emb")):
+        embed_images(encoder, [encoded(each) for each in GREY[:3]], verbose=0)
+
+
+def test_a_preprocess_that_writes_into_its_batch_is_applied_once():
+    def darker_in_place(pixels):
+        pixels -= 100
+        return pixels
+
+    images = [encoded(each) for each in GREY]
+    found = pixels_of(images, preprocess=darker_in_place, flip=True)
+    wanted = pixels_of(images, preprocess=lambda pixels: pixels - 100, flip=True)
+    np.testing.assert_array_equal(found, wanted)
