@@ -292,7 +292,7 @@ def _numpy(tensor):
 def _numbers(name, values):
     """A number or a sequence of numbers, as a list of at least one."""
     values = values if are_numbers(values) else [values]
-    if not values:
+    if not len(values):  # an array has no truth value
         raise ValueError(f"`{name}` must be a number or several. Received: {name}=[]")
     return [checked_number(name, value, 0.0) for value in values]
 

@@ -384,3 +384,11 @@ def test_angles_refuses_uneven_or_undefined_numbers(values):
     with pytest.raises(ValueError, match=r"Received: history\['nontarget_angle'\]="):
         plots.angles(recorded() | {"nontarget_angle": values})
     assert not plt.get_fignums()
+
+
+def test_numbers_may_be_an_array():
+    found = curves(plots.probability(100, np.array([10.0, 20.0])))
+    wanted = curves(plots.probability(100, [10.0, 20.0]))
+    assert found.keys() == wanted.keys()
+    for name, values in found.items():
+        np.testing.assert_array_equal(values, wanted[name])
