@@ -102,15 +102,16 @@ def read_test_set(path, pairs=None, folds=None):
     if os.path.isdir(path):
         listed = read_pairs_txt(pairs, path)
         kind, images = "list of pairs", listed.paths
-        folds = folds or (listed.folds if listed.folds > 1 else 10)
+        default = listed.folds if listed.folds > 1 else 10
     elif pairs is None:
         listed = read_verification_bin(path)
-        kind, images, folds = "verification set", listed.images, folds or 10
+        kind, images, default = "verification set", listed.images, 10
     else:
         raise ValueError(
             "`pairs` names images in a folder; a .bin file has its own pairs. Received: "
             f"path={path!r}, pairs={os.fspath(pairs)!r}"
         )
+    folds = default if folds is None else folds
     if not 2 <= folds <= len(listed.pairs):
         raise ValueError(
             f"`folds` must be from 2 to the number of pairs, {len(listed.pairs)}. "

@@ -200,7 +200,7 @@ def test_options_without_a_meaning_are_refused(tmp_path):
     (tmp_path / "some.bin").touch()
     with pytest.raises(ValueError, match="`pairs` names images in a folder"):
         read_test_set(tmp_path / "some.bin", tmp_path / "pairs.txt")
-    for folds in (1, 5):
+    for folds in (0, 1, 5):
         message = f"`folds` must be from 2 to the number of pairs, 4. Received: folds={folds}"
         with pytest.raises(ValueError, match=re.escape(message)):
             read_test_set(folder, tmp_path / "pairs.txt", folds)
