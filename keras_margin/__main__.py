@@ -105,8 +105,8 @@ def run_evaluate(options, said):
     _check_pictures()
     test_set = read_test_set(options.data, options.pairs, options.folds)
     out = options.out or _beside(options)
-    check_writable(out)
     encoder = load_encoder(options.encoder)
+    check_writable(out)  # after the encoder: a path that is mistyped makes no folders
     verbose = 1 if sys.stdout.isatty() else 2  # a bar, or a line in a file
     print(f"{encoder.kind}, {len(test_set.images):,} images ({test_set.kind})")
     embeddings = embed_images(

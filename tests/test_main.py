@@ -265,3 +265,9 @@ def test_as_a_command_in_a_process_of_its_own(files, tmp_path):
         "keras_margin evaluate: error: There is no encoder. Received: path='none.keras'"
     )
     assert "Traceback" not in done.stderr
+
+
+def test_an_encoder_that_is_not_there_makes_no_folder(files, tmp_path):
+    with pytest.raises(SystemExit):
+        main(["evaluate", str(tmp_path / "mistyped" / "encoder.keras"), str(files / "faces")])
+    assert not list(tmp_path.iterdir())
