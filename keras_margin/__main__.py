@@ -105,6 +105,11 @@ def run_evaluate(options, said):
     _check_pictures()
     test_set = read_test_set(options.data, options.pairs, options.folds)
     out = options.out or _beside(options)
+    if out.resolve().is_relative_to(options.data.resolve()):
+        raise ValueError(
+            "--out must not be in DATA, where the pictures of the report would be taken for a "
+            f"person the next time. Received: {str(out)!r}"
+        )
     encoder = load_encoder(options.encoder)
     check_writable(out)  # after the encoder: a path that is mistyped makes no folders
     verbose = 1 if sys.stdout.isatty() else 2  # a bar, or a line in a file

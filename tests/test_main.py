@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 import warnings
@@ -271,3 +272,15 @@ def test_an_encoder_that_is_not_there_makes_no_folder(files, tmp_path):
     with pytest.raises(SystemExit):
         main(["evaluate", str(tmp_path / "mistyped" / "encoder.keras"), str(files / "faces")])
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("out", [[], ["--out", "faces/report"], ["--out", "faces"]])
+def test_a_report_never_goes_among_the_people(files, tmp_path, monkeypatch, capsys, out):
+    shutil.copytree(files / "faces", tmp_path / "faces")
+    shutil.copy(files / "encoder.keras", tmp_path / "faces")
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(SystemExit):
+        main(["evaluate", "faces/encoder.keras", "faces", *out])
+    assert "--out must not be in DATA" in capsys.readouterr().err
+    assert sorted(tmp_path.rglob("*")) == before
