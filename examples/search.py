@@ -13,6 +13,7 @@ import argparse
 import hashlib
 import math
 import sys
+import zipfile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -131,17 +132,29 @@ def load_people(path):
     try:
         with np.load(path, allow_pickle=False) as file:
             found = {name: file[name] for name in People._fields}
-    except (ValueError, KeyError, EOFError, OSError) as error:
+        for name, kind in (("threshold", float), ("encoder", str), ("digest", str)):
+            found[name] = kind(found[name])
+    except (ValueError, KeyError, EOFError, OSError, TypeError, zipfile.BadZipFile) as error:
         if isinstance(error, FileNotFoundError):
             raise
         raise ValueError(f"These are no enrolled people ({error}). Received: {path}") from error
-    for name, kind in (("threshold", float), ("encoder", str), ("digest", str)):
-        found[name] = kind(found[name])
-    return People(**found)
+    people = People(**found)
+    rows = len(people.embeddings)
+    if (
+        people.labels.shape != (rows,)
+        or not -1.0 <= people.threshold <= 1.0
+        or not np.isfinite(people.embeddings).all()
+        or not np.isin(people.labels, np.arange(len(people.names))).all()
+    ):
+        raise ValueError(f"These are no enrolled people (damaged). Received: {path}")
+    return people
 
 
 def unit_embeddings(encoder, images):
     rows = datasets.embed_images(encoder, images, verbose=1 if sys.stdout.isatty() else 0)
+    zero = ~rows.any(axis=1)
+    if zero.any():
+        raise ValueError(f"The encoder gives nothing but 0 for {images[int(np.argmax(zero))]}.")
     return rows / np.linalg.norm(rows, axis=1, keepdims=True)
 
 
@@ -225,6 +238,11 @@ def parse_arguments(arguments=None):
     one.add_argument("--far", type=float, default=0.1, help="default: 0.1, 5 of 50 pictures")
     one.set_defaults(run=demo)
     options = parser.parse_args(arguments)
+    threshold = getattr(options, "threshold", None)
+    if threshold is not None and not -1.0 <= threshold <= 1.0:
+        parser.error(f"--threshold must be a cosine, from -1 to 1. Received: {threshold}")
+    if getattr(options, "epochs", 1) < 1 or not 0 <= getattr(options, "seed", 0) < 2**32:
+        parser.error("--epochs must be at least 1, --seed from 0 to 2^32 - 1")
     far = getattr(options, "far", 0.5)
     if not 0.0 < far <= 1.0 or math.isnan(far):
         parser.error(f"--far must be above 0 and at most 1. Received: {far}")

@@ -97,10 +97,14 @@ def main(arguments=None):
         answer = json.loads(answer)
     except (OSError, ValueError) as error:
         sys.exit(f"serve.py: error: {error}")
+    if not isinstance(answer, dict):
+        sys.exit(f"serve.py: error: that is no answer of TensorFlow Serving: {answer!r:.200}")
     if "error" in answer:
         sys.exit(f"serve.py: the model refused the request: {answer['error']}")
 
-    embeddings = answer["predictions"]
+    embeddings = answer.get("predictions")
+    if not isinstance(embeddings, list) or len(embeddings) != len(pictures):
+        sys.exit(f"serve.py: error: that is no answer to {len(pictures)} pictures: {answer!r:.200}")
     for path, embedding in zip(pictures, embeddings, strict=True):
         numbers = ", ".join(f"{value:.3f}" for value in embedding[:4])
         print(f"{path}: {len(embedding)} numbers, {numbers}, ...")

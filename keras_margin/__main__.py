@@ -18,7 +18,7 @@ from keras_margin.evaluation_report import summary, write_report
 from keras_margin.files import check_writable
 from keras_margin.images import embed_images
 from keras_margin.judging import judge, read_test_set
-from keras_margin.score_checks import check_far
+from keras_margin.score_checks import check_named_far
 
 EVALUATE = """Judges a trained encoder on images of people, and writes a report with pictures.
 
@@ -100,7 +100,7 @@ def run_evaluate(options, said):
     Raises:
         ValueError, OSError, ImportError: what the user can mend.
     """
-    check_far(options.far)
+    check_named_far(options.far)
     checked_seed(options.seed)
     _check_pictures()
     test_set = read_test_set(options.data, options.pairs, options.folds)
@@ -168,7 +168,8 @@ def _beside(options):
     if name.isdecimal():  # the version of a SavedModel, in a folder that is TF Serving's
         encoder, name = encoder.parent, f"{encoder.parent.name}-{name}"
     pairs = f"-{options.pairs.stem}" if options.pairs else ""
-    return encoder.parent / f"{name}-on-{data.stem}{pairs}"
+    of_data = data.name if data.is_dir() else data.stem
+    return encoder.parent / f"{name}-on-{of_data}{pairs}"
 
 
 def _check_pictures():

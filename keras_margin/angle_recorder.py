@@ -72,24 +72,27 @@ class AngleRecorder(keras.callbacks.Callback):
         self.head = head
         self.batch_size = checked_count("batch_size", batch_size, smallest=1)
         self.history = {}
-        self._steps_before = 0  # of the epoch
+        self._step = self._steps_before = 0  # batches so far, and those before the epoch
+
+    def on_train_begin(self, logs=None):
+        # The optimizer's count goes on where a training is resumed. Not asked again: where it
+        # gathers gradients it counts other steps than batches.
+        self._step = max(self._step, int(self.model.optimizer.iterations))
 
     def on_epoch_begin(self, epoch, logs=None):
-        # The optimizer's count goes on where a training is resumed.
-        self._steps_before = int(self.model.optimizer.iterations)
+        self._steps_before = self._step
         if not self._steps and self._head.built:
-            self._record(self._steps_before)
+            self._record(self._step)
 
     def on_train_batch_end(self, batch, logs=None):
-        step = self._steps_before + batch + 1
+        self._step = step = self._steps_before + batch + 1
         last = self._steps[-1] if self._steps else self._steps_before
         if self.every is not None and step // self.every > last // self.every:
             self._record(step)
 
     def on_epoch_end(self, epoch, logs=None):
-        step = int(self.model.optimizer.iterations)
-        if step not in self._steps[-1:]:
-            self._record(step)
+        if self._step not in self._steps[-1:]:
+            self._record(self._step)
         if logs is not None:
             logs.update({name: values[-1] for name, values in self.history.items()})
             del logs["step"]

@@ -15,7 +15,7 @@ from keras_margin.checks import checked_count
 from keras_margin.encoding import checked_set, encoded, encoder_for
 from keras_margin.files import written_whole
 from keras_margin.saving import description
-from keras_margin.score_checks import check_far
+from keras_margin.score_checks import check_far, check_named_far
 
 __all__ = ["AngleRecorder", "AtomicBackup", "VerificationCallback"]
 
@@ -67,6 +67,7 @@ class VerificationCallback(keras.callbacks.Callback):
                 f"Two samples make a pair: `labels` must have more. Received: {len(self.labels)}"
             )
         self.far = check_far(far)
+        check_named_far(self.far)
         self.encoder = encoder
         self.batch_size = checked_count("batch_size", batch_size, smallest=1)
         self.every = checked_count("every", every, smallest=1)

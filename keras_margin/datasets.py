@@ -92,7 +92,7 @@ def identity_folder(path):
         images = [
             file
             for file in _visible(folder)
-            if file.lower().endswith(IMAGE_SUFFIXES) and os.path.isfile(os.path.join(folder, file))
+            if file.lower().endswith(IMAGE_SUFFIXES) and _is_image(os.path.join(folder, file))
         ]
         if not images:
             raise ValueError(
@@ -102,6 +102,13 @@ def identity_folder(path):
         paths += [os.path.join(folder, image) for image in images]
         labels += [label] * len(images)
     return paths, np.array(labels, "int32"), names
+
+
+def _is_image(path):
+    """Whether it is a file; a link that names nothing would be an image lost without a word."""
+    if os.path.islink(path) and not os.path.exists(path):
+        raise FileNotFoundError(f"The link names no image: mend or remove it. Received: {path!r}")
+    return os.path.isfile(path)
 
 
 def _visible(folder):

@@ -126,7 +126,7 @@ def _keras_model(path):
     # A garbled file ends in almost any error, of Keras, of zipfile, of h5py or of json.
     except Exception as error:
         raise ValueError(
-            f"Keras cannot load the file ({_one_line(error)}). If it holds layers of your own, "
+            f"Keras cannot load the file ({one_line(error)}). If it holds layers of your own, "
             "export the encoder as a SavedModel and name that."
         ) from error
 
@@ -150,7 +150,7 @@ def _saved_model(path):
     try:
         loaded = tf.saved_model.load(path)
     except Exception as error:  # of protobuf, of the file system, of any operation
-        raise ValueError(f"TensorFlow cannot load the folder ({_one_line(error)}).") from error
+        raise ValueError(f"TensorFlow cannot load the folder ({one_line(error)}).") from error
     if "serving_default" not in loaded.signatures:
         raise ValueError(
             "The SavedModel must have the signature serving_default, but it has "
@@ -189,7 +189,7 @@ def _checked(inputs, outputs):
     return inputs[0], outputs[0]
 
 
-def _one_line(error):
+def one_line(error):
     """The first 200 characters: Keras' messages can hold the whole model."""
     text = " ".join(f"{type(error).__name__}: {error}".split())
     return text if len(text) <= 200 else f"{text[:200]} ..."

@@ -3,10 +3,10 @@
 import numpy as np
 
 from keras_margin.bootstrap import Resamples, interval
-from keras_margin.checks import checked_count, checked_seed
+from keras_margin.checks import checked_count, checked_seed, is_number
 from keras_margin.progress import Progress
 from keras_margin.retrieval import check_labels, first_ranks, row_blocks, unit_rows, warn_unanswered
-from keras_margin.score_checks import check_far, warn_of_small, warn_undefined
+from keras_margin.score_checks import check_named_far, warn_of_small, warn_undefined
 from keras_margin.streamed_pairs import OperatingPoints, pair_blocks
 
 
@@ -67,13 +67,15 @@ def evaluate(
         Fogliato, Patil, Perona: Confidence Intervals for Error Rates in 1:1 Matching Tasks. 2024,
         arXiv:2306.01198 (there: vertex bootstrap).
     """
-    fars = np.atleast_1d(check_far(far))
+    fars = check_named_far(far)
     units = unit_rows(embeddings, "embeddings")
     labels = check_labels(labels, len(units), "labels")
     if block_size is not None:
         block_size = checked_count("block_size", block_size, smallest=1)
-    if confidence is not None and not 0 < confidence < 1:
-        raise ValueError(f"`confidence` must be between 0 and 1. Received: confidence={confidence}")
+    if confidence is not None and not (is_number(confidence) and 0 < confidence < 1):
+        raise ValueError(
+            f"`confidence` must be a number between 0 and 1. Received: confidence={confidence!r}"
+        )
     seed = checked_seed(seed)
     blocks = row_blocks(len(units), len(units), block_size)
 

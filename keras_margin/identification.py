@@ -6,7 +6,7 @@ import numpy as np
 from sklearn.exceptions import UndefinedMetricWarning
 
 from keras_margin.retrieval import check_labels, row_blocks, unit_rows
-from keras_margin.score_checks import check_far
+from keras_margin.score_checks import check_named_far
 
 
 def identify(probe, probe_labels, gallery, gallery_labels, ranks=(1, 5), far=(1e-1, 1e-2, 1e-3)):
@@ -48,7 +48,7 @@ def identify(probe, probe_labels, gallery, gallery_labels, ranks=(1, 5), far=(1e
         Phillips, Grother, Micheals: Evaluation Methods in Face Recognition. Handbook of Face
         Recognition, 2011, section 21.2.
     """
-    ranks, fars = np.atleast_1d(_check_ranks(ranks)), np.atleast_1d(check_far(far))
+    ranks, fars = np.atleast_1d(_check_ranks(ranks)), check_named_far(far)
     probes = unit_rows(probe, "probe")
     probe_labels = check_labels(probe_labels, len(probes), "probe_labels")
     images = unit_rows(gallery, "gallery")

@@ -10,12 +10,13 @@ import keras
 import numpy as np
 
 from keras_margin.checks import checked_count
-from keras_margin.encoders import as_encoder
+from keras_margin.encoders import as_encoder, one_line
 from keras_margin.retrieval import unit_rows
 
 # Decoders that only decode: Pillow would hand a PostScript file, whatever its name, to Ghostscript.
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "PPM", "TIFF")
 GREY_MODES = ("1", "L", "LA")
+LARGEST = 2**26  # pixels of an image that an encoder is given: more is a slip
 DEEP_MODES = ("I", "F")  # more than 8 bits a channel; Pillow would clip them to white
 
 PREPROCESS = {
@@ -61,7 +62,7 @@ def embed_images(
         float32 (images, dim).
 
     Raises:
-        ValueError: an image cannot be decoded or has more than 8 bits a channel; the encoder gives
+        ValueError: an image cannot be decoded or has more than 8 bits of grey; the encoder gives
             NaN; sizes that do not fit. The message names the file, or the place in the list.
         TypeError: `encoder` is no model.
         ImportError: Pillow is not installed.
@@ -81,7 +82,15 @@ def embed_images(
         Deng, Guo, Xue, Zafeiriou: ArcFace. 2019, arXiv:1801.07698, and its authors' evaluation.
     """
     encoder = as_encoder(encoder)
+    if isinstance(images, str | bytes | os.PathLike):
+        raise TypeError(f"`images` must be a list of images, not one. Received: {images!r:.80}")
     images = list(images)
+    for row, image in enumerate(images):
+        if not isinstance(image, str | bytes | os.PathLike):
+            raise TypeError(
+                "`images` must hold paths, or bytes. Received: images"
+                f"[{row}] of type {type(image).__name__}"
+            )
     if not images:
         raise ValueError("`images` must hold at least one image. Received: images=[]")
     batch_size = min(checked_count("batch_size", batch_size, smallest=1), len(images))
@@ -96,7 +105,18 @@ def embed_images(
                 "`preprocess` must keep the shape. Received: a function that gives "
                 f"{prepared.shape} for {pixels.shape}"
             )
-        embeddings = np.asarray(encoder.embed(prepared), np.float32)
+        is_whole = prepared.dtype.kind in "iu" or preprocess is None
+        if not is_whole and not encoder.dtype.startswith(("float", "bfloat")):
+            raise ValueError(
+                f"`preprocess` must give whole numbers, since the encoder takes {encoder.dtype}. "
+                f"Received: a function that gives {prepared.dtype}"
+            )
+        try:
+            embeddings = np.asarray(encoder.embed(prepared), np.float32)
+        except Exception as error:  # of Keras, of TensorFlow, of any layer
+            raise ValueError(
+                f"The encoder fails on images of shape {pixels.shape[1:]}: {one_line(error)}"
+            ) from error
         if embeddings.ndim != 2 or len(embeddings) != len(pixels):
             raise ValueError(
                 f"The encoder must give embeddings ({len(pixels)}, dim) for {len(pixels)} images. "
@@ -134,7 +154,7 @@ def read_image(image, name=None):
 
     Raises:
         ValueError: it cannot be decoded: no image, cut short, too large to be one, or of more than
-            8 bits a channel.
+            8 bits of grey (of 16 bits of colour Pillow itself keeps 8).
         ImportError: Pillow is not installed.
 
     Example:
@@ -204,11 +224,15 @@ def _size(encoder, image_size):
                 "size. Received: image_size=None"
             )
         return own
-    if len(image_size) != 2:
+    if not isinstance(image_size, list | tuple) or len(image_size) != 2:
         raise ValueError(
             f"`image_size` must be (height, width). Received: image_size={image_size!r}"
         )
     size = tuple(checked_count("image_size", side, smallest=1) for side in image_size)
+    if size[0] * size[1] > LARGEST:
+        raise ValueError(
+            f"`image_size` must have at most {LARGEST:,} pixels. Received: image_size={size}"
+        )
     if any(mine not in (None, side) for mine, side in zip(own, size, strict=True)):
         raise ValueError(
             f"`image_size` must be that of the encoder, {own}: leave it out. "

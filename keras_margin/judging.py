@@ -8,7 +8,7 @@ import numpy as np
 from keras_margin import verification
 from keras_margin.datasets import identity_folder, read_pairs_txt, read_verification_bin
 from keras_margin.retrieval import check_labels, map_at_r, r_precision, unit_rows
-from keras_margin.score_checks import check_far
+from keras_margin.score_checks import check_named_far
 from keras_margin.streamed_pairs import OperatingPoints, pair_blocks
 
 DRAWN = 2_000_000  # pairs of either kind in the pictures; more show no more
@@ -153,7 +153,7 @@ def judge(embeddings, test_set, far=(1e-1, 1e-2, 1e-3), *, intervals=True, seed=
     >>> judged.figures
     {'accuracy': 1.0, 'accuracy_std': 0.0, 'eer': 0.0, 'tar@far=0.5': 1.0}
     """
-    fars = np.atleast_1d(check_far(far))
+    fars = check_named_far(far)
     if test_set.labels is None:
         figures, thresholds, blocks = _of_list(embeddings, test_set, fars)
         genuines = int(np.count_nonzero(test_set.genuine))

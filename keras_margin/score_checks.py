@@ -44,6 +44,17 @@ def check_far(far):
     return bounds.astype(np.float64)
 
 
+def check_named_far(far):
+    """`far` as a vector of rates that a report can tell apart, written as `f"{far:g}"`."""
+    fars = np.atleast_1d(check_far(far))
+    if len({f"{bound:g}" for bound in fars}) < len(fars):
+        raise ValueError(
+            "`far` must hold rates that differ in their first six digits, which name them. "
+            f"Received: far={far!r}"
+        )
+    return fars
+
+
 def warn_of_small(fars, impostors, stacklevel=3):
     if len(fars):
         warnings.warn(

@@ -249,7 +249,8 @@ def kfold_accuracy(scores, genuine, folds=10):
         folds: an integer from 2 to the number of pairs.
 
     Returns:
-        mean and standard deviation (of the folds, divided by their number) of the accuracy, floats.
+        mean and standard deviation (of the folds, divided by their number) of the accuracy, floats;
+        NaN, with an `UndefinedMetricWarning`, without genuine or impostor pairs.
 
     Raises:
         ValueError: shapes, types or values that do not fit.
@@ -270,6 +271,10 @@ def kfold_accuracy(scores, genuine, folds=10):
         raise ValueError(
             f"`folds` must be from 2 to the number of pairs, {len(scores)}. Received: folds={folds}"
         )
+    genuines = int(np.count_nonzero(genuine))
+    if genuines in (0, len(scores)):
+        warn_undefined("kfold_accuracy", genuines, len(scores) - genuines)
+        return float("nan"), float("nan")
     accuracies = []
     for fold in np.array_split(np.arange(len(scores)), folds):
         others = np.ones(len(scores), bool)

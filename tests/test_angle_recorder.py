@@ -223,3 +223,12 @@ def test_embeddings_that_are_not_finite_are_refused():
         ValueError, match=r"^`embeddings` must be finite. Received: embeddings\[3\]"
     ):
         angles_to_centers(head, x, y)
+
+
+def test_steps_are_batches_where_the_optimizer_gathers_gradients():
+    model = model_of(km.ArcFace(5))
+    model.compile(keras.optimizers.SGD(0.05, gradient_accumulation_steps=2))
+    recorder = AngleRecorder(*samples(), every=1)
+    fit(model, recorder, epochs=2)
+    steps = recorder.history["step"]
+    assert steps == sorted(set(steps)) == list(range(steps[0], steps[-1] + 1))

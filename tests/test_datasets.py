@@ -67,3 +67,10 @@ def test_fewer_than_two_identities_are_refused(tmp_path, files, identities):
     make_files(tmp_path, *files)
     with pytest.raises(ValueError, match=f"at least two, but it has {identities}. Received: path="):
         identity_folder(tmp_path)
+
+
+def test_a_link_that_names_no_image_is_named(tmp_path):
+    make_files(tmp_path, "a/1.png", "b/1.png")
+    (tmp_path / "b" / "2.png").symlink_to(tmp_path / "gone.png")
+    with pytest.raises(FileNotFoundError, match=r"The link names no image.*2\.png"):
+        identity_folder(tmp_path)

@@ -280,3 +280,42 @@ def test_a_preprocess_that_writes_into_its_batch_is_applied_once():
     found = pixels_of(images, preprocess=darker_in_place, flip=True)
     wanted = pixels_of(images, preprocess=lambda pixels: pixels - 100, flip=True)
     np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        ("one.png", "`images` must be a list of images"),
+        (b"bytes", "`images` must be a list of images"),
+        ([b"x", None], r"images\[1\] of type NoneType"),
+        ([bytearray(b"x")], r"images\[0\] of type bytearray"),
+    ],
+    ids=["a path", "bytes", "None", "bytearray"],
+)
+def test_a_list_of_images_is_asked_for(images, message):
+    with pytest.raises(TypeError, match=message):
+        embed_images(flat(), images, verbose=0)
+
+
+def test_fractions_for_an_encoder_of_whole_numbers_are_refused():
+    encoder = Encoder(lambda x: np.zeros((len(x), 2)), (4, 6, 1), "uint8", "whole")
+    images = [encoded(GREY[0])]
+    assert embed_images(encoder, images, verbose=0).shape == (1, 2)
+    with pytest.raises(ValueError, match="`preprocess` must give whole numbers"):
+        embed_images(encoder, images, preprocess=lambda x: x / 255 - 1, verbose=0)
+
+
+def test_an_encoder_that_fails_is_an_error_in_one_line():
+    def embed(pixels):
+        raise RuntimeError("no such\nlayer")
+
+    encoder = Encoder(embed, (4, 6, 1), "float32", "broken")
+    with pytest.raises(ValueError, match=r"fails on images of shape \(4, 6, 1\): .*no such layer"):
+        embed_images(encoder, [encoded(GREY[0])], verbose=0)
+
+
+@pytest.mark.parametrize("size", [(100_000, 100_000), 12, (4, 6, 1)])
+def test_image_sizes_that_cannot_be_meant_are_refused(size):
+    encoder = Encoder(lambda x: np.zeros((len(x), 2)), (None, None, 1), "float32", "free")
+    with pytest.raises(ValueError, match="`image_size` must"):
+        embed_images(encoder, [encoded(GREY[0])], image_size=size, verbose=0)

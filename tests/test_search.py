@@ -120,6 +120,33 @@ def test_another_encoder_is_refused(search, place, tmp_path):
         run(search, "ask", out, place / "1.png")
 
 
+@pytest.mark.parametrize("threshold", ["nan", "inf", "5"])
+def test_a_threshold_is_a_cosine(search, place, tmp_path, capsys, threshold):
+    with pytest.raises(SystemExit):
+        run(search, "enrol", place / "encoder.keras", place / "people", "--threshold", threshold)
+    assert "--threshold must be a cosine" in capsys.readouterr().err
+
+
+def test_damaged_people_are_refused(search, place, tmp_path):
+    out = tmp_path / "p.npz"
+    run(search, "enrol", place / "encoder.keras", place / "people", "--out", out)
+    with np.load(out) as file:
+        content = dict(file)
+    for name, value in (("threshold", np.nan), ("labels", content["labels"][1:])):
+        with open(out, "wb") as file:
+            np.savez(file, **{**content, name: value})
+        with pytest.raises(SystemExit, match="damaged"):
+            run(search, "ask", out, place / "1.png")
+
+
+def test_an_encoder_of_zeros_is_refused(search, place, tmp_path):
+    image = keras.Input((SIZE, SIZE, 1))
+    zeros = keras.layers.Flatten()(keras.layers.Rescaling(0.0)(image))
+    keras.Model(image, zeros).save(tmp_path / "zero.keras")
+    with pytest.raises(SystemExit, match="nothing but 0"):
+        run(search, "enrol", tmp_path / "zero.keras", place / "people", "--out", tmp_path / "p")
+
+
 def test_demo_counts_every_picture(search, capsys):
     run(search, "demo", "--epochs", "1")
     rows = re.findall(r"people +(\d+) +(\d+) +(\d+)", capsys.readouterr().out)

@@ -559,3 +559,21 @@ def test_kfold_accuracy_refuses_folds_that_it_cannot_make(folds):
 def test_kfold_accuracy_refuses_what_is_no_number_of_folds(folds):
     with pytest.raises(TypeError, match="`folds` must be an integer"):
         kfold_accuracy([0.1, 0.2, 0.3, 0.4], [0, 1, 0, 1], folds)
+
+
+@pytest.mark.parametrize("genuine", [True, False])
+def test_kfold_accuracy_of_one_kind_of_pair_warns_and_gives_nan(genuine):
+    with pytest.warns(UndefinedMetricWarning, match="kfold_accuracy is undefined"):
+        found = kfold_accuracy(np.linspace(0, 1, 20), np.full(20, genuine))
+    assert np.isnan(found).all()
+
+
+def test_rates_that_a_report_cannot_tell_apart_are_refused():
+    with pytest.raises(ValueError, match="`far` must hold rates that differ"):
+        evaluate(np.eye(3), [0, 0, 1], far=[0.1, 0.1000001])
+
+
+@pytest.mark.parametrize("confidence", ["a", True, [0.9]])
+def test_confidence_is_a_number(confidence):
+    with pytest.raises(ValueError, match="`confidence` must be a number between 0 and 1"):
+        evaluate(np.eye(3), [0, 0, 1], far=0.5, confidence=confidence)

@@ -23,6 +23,8 @@ class RunFolder:
         for path in sorted(folder.glob("*.json")):
             kept = _read(path)
             self._check(path, kept["options"])
+            if kept["name"] != path.name:
+                raise ValueError(f"--out has a run under another one's name: {path}")
             self._results[path.name] = kept["result"]
 
     def _check(self, path, options):
@@ -48,7 +50,13 @@ class RunFolder:
     def add(self, setting, seed, result):
         """Keeps the result of a run, a dict for JSON."""
         name = _name(setting, seed)
-        run = {"setting": str(setting), "seed": seed, "result": result, "options": self._options}
+        run = {
+            "name": name,
+            "setting": str(setting),
+            "seed": seed,
+            "result": result,
+            "options": self._options,
+        }
         with written_whole(self._folder / name) as path:
             path.write_text(json.dumps(run, indent=2, allow_nan=False) + "\n", "ascii")
         self._results[name] = result
@@ -62,6 +70,9 @@ def _name(setting, seed):
 def _read(path):
     try:
         run = json.loads(path.read_text("utf-8"))
-        return {name: run[name] for name in ("options", "result")}
-    except (ValueError, KeyError, TypeError) as error:
+        kept = {name: run[name] for name in ("name", "options", "result")}
+        if not all(isinstance(kept[name], dict) and kept[name] for name in ("options", "result")):
+            raise ValueError("no options or no result")
+        return kept
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"--out has a file that is no run of this script: {path}") from error
