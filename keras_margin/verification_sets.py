@@ -146,8 +146,13 @@ def read_pairs_txt(path, images):
         technical report 07-49.
     """
     path, images = os.fspath(path), os.fspath(images)
-    with open(path, encoding="utf-8") as file:
-        lines = [line.split() for line in file.read().splitlines()]
+    try:
+        with open(path, encoding="utf-8-sig") as file:  # some editors write a mark at the start
+            lines = [line.split() for line in file.read().splitlines()]
+    except UnicodeDecodeError as error:
+        raise ValueError(
+            f"The list is no text in UTF-8 ({error}). Received: path={path!r}"
+        ) from error
     while lines and not lines[-1]:
         lines.pop()
 
@@ -174,7 +179,12 @@ def read_pairs_txt(path, images):
             raise refuse(number, f"must have the form {form}")
         pair = []
         for name, index in named:
-            if not index.isdecimal() or os.path.basename(name) != name or name in (".", ".."):
+            if (
+                not index.isdecimal()
+                or len(index) > 9
+                or os.path.basename(name) != name
+                or name in (".", "..")
+            ):
                 raise refuse(number, f"names no image: {name} {index}")
             file = _image_of(images, name, int(index))
             if file is None:

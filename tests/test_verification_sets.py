@@ -197,3 +197,19 @@ def test_a_nested_flag_makes_no_endless_message(tmp_path):
     with pytest.raises(ValueError, match="flag 0 is") as raised:
         read_verification_bin(path)
     assert len(str(raised.value)) < 1000
+
+
+def test_a_list_in_another_encoding_is_named(tmp_path):
+    path = tmp_path / "pairs.txt"
+    path.write_bytes("1\nJosé 1 2\n".encode("latin-1"))
+    with pytest.raises(ValueError, match=r"no text in UTF-8.*pairs\.txt"):
+        read_pairs_txt(path, tmp_path)
+
+
+def test_a_mark_at_the_start_and_endless_numbers(tmp_path):
+    path, folder = listed(tmp_path, "1", *LINES[:2])
+    path.write_text("\ufeff" + path.read_text("utf-8"), "utf-8")
+    assert read_pairs_txt(path, folder).genuine.tolist() == [True, False]
+    path, folder = listed(tmp_path, "1", "Ann\t1\t" + "2" * 5000, LINES[1])
+    with pytest.raises(ValueError, match="Line 2 of the list names no image"):
+        read_pairs_txt(path, folder)
