@@ -39,6 +39,7 @@ class LocalServer:
     def __init__(self, folder):
         import tensorflow.compat.v1 as tf
 
+        tf.logging.set_verbosity(tf.logging.ERROR)  # the loader is called deprecated, each time
         self._errors = tf.errors
         self._session = tf.Session(graph=tf.Graph())
         try:

@@ -18,12 +18,15 @@ class Encoder(NamedTuple):
         image_shape: (height, width, channels); None where any number will do.
         dtype: of the pixels that it takes, a `str`.
         kind: what it is, for people.
+        embed_files: function of a list of encoded images that gives (batch, dim), for what decodes
+            and preprocesses them itself; None where nothing does.
     """
 
     embed: Callable
     image_shape: tuple
     dtype: str
     kind: str
+    embed_files: Callable = None
 
 
 def load_encoder(path):
@@ -31,8 +34,9 @@ def load_encoder(path):
 
     Four kinds of files are known: the `.keras` of a plain encoder or of a whole `EmbeddingModel`,
     whose encoder is taken, and the SavedModel of `EmbeddingModel.export` or of Keras' own
-    `Model.export`, whose signature `serving_default` is called. A SavedModel is a program: load
-    only what you trust. A `.keras` file that holds Python code is refused by Keras.
+    `Model.export`. Of a SavedModel the signature `serving_default` is called, or `image_bytes`
+    where it has one: what is judged is what is served. A SavedModel is a program: load only what
+    you trust. A `.keras` file that holds Python code is refused by Keras.
 
     Args:
         path: the `.keras` file or the folder of the SavedModel, `str` or `os.PathLike`.
@@ -165,7 +169,15 @@ def _saved_model(path):
         tensor = tf.convert_to_tensor(np.asarray(pixels, image.dtype.as_numpy_dtype))
         return signature(**{given: tensor})[wanted].numpy()
 
-    return Encoder(embed, tuple(image.shape[1:]), image.dtype.name, "SavedModel")
+    if "image_bytes" not in loaded.signatures:
+        return Encoder(embed, tuple(image.shape[1:]), image.dtype.name, "SavedModel")
+
+    def embed_files(files, of=loaded):
+        found = loaded.signatures["image_bytes"](image_bytes=tf.constant(files, tf.string))
+        return found["embedding"].numpy()
+
+    kind = "SavedModel that decodes and preprocesses images itself"
+    return Encoder(embed, tuple(image.shape[1:]), image.dtype.name, kind, embed_files)
 
 
 def _checked(inputs, outputs):

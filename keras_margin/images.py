@@ -16,6 +16,7 @@ from keras_margin.retrieval import unit_rows
 # Decoders that only decode: Pillow would hand a PostScript file, whatever its name, to Ghostscript.
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "WEBP", "PPM", "TIFF")
 GREY_MODES = ("1", "L", "LA")
+MIRROR = 0  # Pillow's Transpose.FLIP_LEFT_RIGHT, without an import
 LARGEST = 2**26  # pixels of an image that an encoder is given: more is a slip
 DEEP_MODES = ("I", "F")  # more than 8 bits a channel; Pillow would clip them to white
 
@@ -53,7 +54,9 @@ def embed_images(
         flip: whether to add the mirror image.
         preprocess: what the encoder wants of pixels: None for 0..255, as they are; "unit" for
             0..1; "symmetric" for (x - 127.5) / 127.5, from -1 to 1; or a function of a float32
-            batch 0..255 that gives one of the same shape.
+            batch 0..255 that gives one of the same shape. With None and no `image_size`, a
+            SavedModel that has `image_bytes` resizes and preprocesses itself, as it does in
+            service.
         image_size: (height, width) to resize to, for an encoder that takes any.
         batch_size: images that are in memory at a time.
         verbose: 0 is silent, 1 shows a bar, 2 a line.
@@ -94,7 +97,8 @@ def embed_images(
     if not images:
         raise ValueError("`images` must hold at least one image. Received: images=[]")
     batch_size = min(checked_count("batch_size", batch_size, smallest=1), len(images))
-    size = _size(encoder, image_size)
+    as_served = encoder.embed_files is not None and preprocess is None and image_size is None
+    size = None if as_served else _size(encoder, image_size)
     prepare = _prepare(encoder, preprocess)
     mode = "L" if encoder.image_shape[2] == 1 else "RGB"
 
@@ -111,29 +115,25 @@ def embed_images(
                 f"`preprocess` must give whole numbers, since the encoder takes {encoder.dtype}. "
                 f"Received: a function that gives {prepared.dtype}"
             )
-        try:
-            embeddings = np.asarray(encoder.embed(prepared), np.float32)
-        except Exception as error:  # of Keras, of TensorFlow, of any layer
-            raise ValueError(
-                f"The encoder fails on images of shape {pixels.shape[1:]}: {one_line(error)}"
-            ) from error
-        if embeddings.ndim != 2 or len(embeddings) != len(pixels):
-            raise ValueError(
-                f"The encoder must give embeddings ({len(pixels)}, dim) for {len(pixels)} images. "
-                f"Received: embeddings.shape={embeddings.shape}"
-            )
-        return embeddings
+        return _embedded(encoder.embed, prepared)
 
     progress = keras.utils.Progbar(len(images), unit_name="image", verbose=verbose)
     found = []
     for start in range(0, len(images), batch_size):
         rows = range(start, min(start + batch_size, len(images)))
-        pixels = np.stack([_pixels(images[row], row, mode, size) for row in rows])
-        # Every batch has one size, filled up with copies: no backend compiles twice.
-        pixels = pixels[np.arange(batch_size) % len(rows)]
-        embeddings = embedded(pixels)
-        if flip:
-            embeddings = embeddings + embedded(pixels[:, :, ::-1])
+        if as_served:
+            decoded = [read_image(images[row], name_of(images[row], row)) for row in rows]
+            embeddings = _embedded(encoder.embed_files, [_png(image) for image in decoded])
+            if flip:
+                mirrored = [_png(image.transpose(MIRROR)) for image in decoded]
+                embeddings = embeddings + _embedded(encoder.embed_files, mirrored)
+        else:
+            pixels = np.stack([_pixels(images[row], row, mode, size) for row in rows])
+            # Every batch has one size, filled up with copies: no backend compiles twice.
+            pixels = pixels[np.arange(batch_size) % len(rows)]
+            embeddings = embedded(pixels)
+            if flip:
+                embeddings = embeddings + embedded(pixels[:, :, ::-1])
         embeddings = embeddings[: len(rows)]
         _check_finite(embeddings, images, start)
         found.append(embeddings)
@@ -202,6 +202,28 @@ def grey_or_rgb(image):
 def name_of(image, index):
     """How messages call an image of a list: by its path, or by its place, counted from 0."""
     return f"{index} of the set" if isinstance(image, bytes) else repr(os.fspath(image))
+
+
+def _embedded(embed, images):
+    """What an encoder gives for a batch, checked."""
+    try:
+        embeddings = np.asarray(embed(images), np.float32)
+    except Exception as error:  # of Keras, of TensorFlow, of any layer
+        of_shape = f" of shape {images.shape[1:]}" if hasattr(images, "shape") else ""
+        raise ValueError(f"The encoder fails on images{of_shape}: {one_line(error)}") from error
+    if embeddings.ndim != 2 or len(embeddings) != len(images):
+        raise ValueError(
+            f"The encoder must give embeddings ({len(images)}, dim) for {len(images)} images. "
+            f"Received: embeddings.shape={embeddings.shape}"
+        )
+    return embeddings
+
+
+def _png(image):
+    """A decoded image as a file: upright, and without loss."""
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return file.getvalue()
 
 
 def _pixels(image, index, mode, size):

@@ -11,8 +11,9 @@ import pytest
 from keras import layers
 from PIL import Image
 
+import keras_margin
 from keras_margin.datasets import embed_images
-from keras_margin.encoders import Encoder
+from keras_margin.encoders import Encoder, load_encoder
 from keras_margin.images import read_image
 
 RANDOM = np.random.default_rng(0)
@@ -319,3 +320,24 @@ def test_image_sizes_that_cannot_be_meant_are_refused(size):
     encoder = Encoder(lambda x: np.zeros((len(x), 2)), (None, None, 1), "float32", "free")
     with pytest.raises(ValueError, match="`image_size` must"):
         embed_images(encoder, [encoded(GREY[0])], image_size=size, verbose=0)
+
+
+@pytest.mark.parametrize("flip", [False, True])
+def test_a_saved_model_is_judged_as_it_is_served(tmp_path, flip):
+    """Its own preprocessing is in `image_bytes` alone, and what clients send goes there."""
+    image = keras.Input((4, 6, 3))
+    x = layers.Dense(3)(layers.Flatten()(image))
+    model = keras_margin.EmbeddingModel(keras.Model(image, x), keras_margin.ArcFace(2))
+    model.export(tmp_path / "1", preprocessing=layers.Rescaling(1 / 127.5, offset=-1))
+    encoder = load_encoder(tmp_path / "1")
+    files = [encoded(each) for each in COLOUR]
+    scaled = COLOUR.astype("float32") / 127.5 - 1
+    want = model.encoder(scaled).numpy()
+    if flip:
+        want = want + model.encoder(scaled[:, :, ::-1]).numpy()
+        want /= np.linalg.norm(want, axis=1, keepdims=True)
+    found = embed_images(encoder, files, flip=flip, batch_size=3, verbose=0)
+    np.testing.assert_allclose(found, want, atol=1e-5)
+    # A preprocess that is named takes the place of the model's own.
+    named = embed_images(encoder, files, flip=flip, preprocess="symmetric", verbose=0)
+    np.testing.assert_allclose(named, want, atol=1e-5)
