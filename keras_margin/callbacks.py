@@ -7,7 +7,6 @@ import shutil
 from pathlib import Path
 
 import keras
-import numpy as np
 
 from keras_margin import verification
 from keras_margin.angle_recorder import AngleRecorder
@@ -15,7 +14,7 @@ from keras_margin.checks import checked_count
 from keras_margin.encoding import checked_set, encoded, encoder_for
 from keras_margin.files import written_whole
 from keras_margin.saving import description
-from keras_margin.score_checks import check_far, check_named_far
+from keras_margin.score_checks import check_named_far
 
 __all__ = ["AngleRecorder", "AtomicBackup", "VerificationCallback"]
 
@@ -44,6 +43,7 @@ class VerificationCallback(keras.callbacks.Callback):
 
     Example:
 
+    >>> import numpy as np
     >>> import keras_margin
     >>> backbone = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
     >>> model = keras_margin.EmbeddingModel(backbone, keras_margin.ArcFace(4))
@@ -66,8 +66,7 @@ class VerificationCallback(keras.callbacks.Callback):
             raise ValueError(
                 f"Two samples make a pair: `labels` must have more. Received: {len(self.labels)}"
             )
-        self.far = check_far(far)
-        check_named_far(self.far)
+        self.far = check_named_far(far)
         self.encoder = encoder
         self.batch_size = checked_count("batch_size", batch_size, smallest=1)
         self.every = checked_count("every", every, smallest=1)
@@ -78,7 +77,7 @@ class VerificationCallback(keras.callbacks.Callback):
             embeddings = encoded(encoder, self.x, self.batch_size)
             found = verification.evaluate(embeddings, self.labels, self.far)
             logs["val_eer"] = found["eer"]
-            for far in np.atleast_1d(self.far):
+            for far in self.far:
                 logs[f"val_tar_at_far_{_power_of_ten(far)}"] = found[f"tar@far={far:g}"]
             logs["val_rank1"] = found["rank1"]
 

@@ -23,9 +23,8 @@ def new_axes(ax, projection=None, figsize=None):
         import matplotlib.pyplot as plt
     except ImportError as error:
         raise ImportError('Pictures need matplotlib: pip install "keras_margin[plot]"') from error
-    figure = plt.figure(
-        figsize=figsize, layout="compressed"
-    )  # keeps room for a legend beside square axes
+    # "compressed" keeps room for a legend beside square axes.
+    figure = plt.figure(figsize=figsize, layout="compressed")
     return figure.add_subplot(projection=projection)
 
 

@@ -28,12 +28,13 @@ def evaluate(
 
         eer = equal_error_rate,  tar@far=F = tar_at_far,  rank1 = recall_at_k with k = 1
 
-    With `confidence`, an interval for each: 1000 times as many identities as there are, drawn with
-    replacement, are judged in place of the set, and the interval spans the middle of what comes
-    out. A pair of two identities counts as often as both were drawn, and the samples that rank 1 is
-    asked of are drawn, those that they are looked up among stay. It says how far the numbers would
-    move with other people of the same kind; few people (under about thirty) make it too narrow, and
-    an error that never occurred has the interval (0, 0). On 10^8 pairs it takes minutes.
+    With `confidence`, an interval for each: a thousand sets of as many identities, drawn from these
+    with replacement, are judged in place of this one, and the interval spans the middle of what
+    comes out. A pair of two identities counts as often as both were drawn; of rank 1 the samples
+    that are looked up are drawn, those that they are looked up among stay. It says how far the
+    numbers would move with other people of the same kind; few people (under about thirty) make it
+    too narrow, and an error that never occurred has the interval (0, 0). On 10^8 pairs it takes
+    minutes.
 
     Args:
         embeddings: (samples, dim) real array.

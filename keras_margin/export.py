@@ -54,7 +54,7 @@ def export(
         representative: for "litert", some real inputs (samples, ...): weights and activations
             become 8 bit integers, scaled to what these show. They do not keep the length of 1:
             divide an embedding by its length.
-        verbose: whether to print what was written.
+        verbose: whether Keras prints what it writes.
 
     Returns:
         None; with `representative` a dict of Python floats, `mean_cosine` and `min_cosine` between
@@ -102,7 +102,7 @@ def export(
             raise ValueError(
                 f'`representative` is for format="litert". Received: format={format!r}'
             )
-        return litert.write_int8(model.encoder, representative, path, verbose=verbose)
+        return litert.write_int8(model.encoder, representative, path)
     encoder = named(model.encoder)
     with tempfile.TemporaryDirectory() as folder:
         written = Path(folder, path.name)

@@ -9,14 +9,13 @@ from keras_margin.files import written_whole
 from keras_margin.plain_models import named
 
 
-def write_int8(encoder, representative, path, verbose=False):
+def write_int8(encoder, representative, path):
     """Writes an encoder whose weights and activations are 8 bit integers; input and output float32.
 
     Args:
         encoder: a Keras model of one input.
         representative: real inputs (samples, ...), which give each activation its range.
         path: of the file, whole or absent.
-        verbose: whether to print what it costs.
 
     Returns:
         {"mean_cosine", "min_cosine"}: floats, of the embeddings before and after.
@@ -52,10 +51,7 @@ def write_int8(encoder, representative, path, verbose=False):
     cosines = np.sum(wanted * _embeddings(content, images), axis=1)
     with written_whole(path) as temporary:
         temporary.write_bytes(content)
-    report = {"mean_cosine": float(cosines.mean()), "min_cosine": float(cosines.min())}
-    if verbose:
-        print(f"8 bit embeddings against float32: {report}")
-    return report
+    return {"mean_cosine": float(cosines.mean()), "min_cosine": float(cosines.min())}
 
 
 def _embeddings(content, images):

@@ -50,7 +50,6 @@ GOES_ON = """
 
 def test_a_run_goes_on_from_shards_on_any_number_of_devices(tmp_path):
     """10 classes of 3 sub-centres: 36 rows on 4 devices, 30 on one or two."""
-    pytest.importorskip("orbax.checkpoint")
     straight, goes_on, padding = run(HELPERS + GOES_ON, {"classes": 10}, tmp_path)
     assert len(goes_on) == 9
     for losses in goes_on.values():
@@ -116,7 +115,6 @@ REFUSED = """
 
 
 def test_what_cannot_be_restored_is_named(tmp_path):
-    pytest.importorskip("orbax.checkpoint")
     found = run(HELPERS + REFUSED, {}, tmp_path)
     assert found["taken"].startswith("FileExistsError: `directory` must be a new folder")
     assert "the head is ArcFace(11, 1) here and ArcFace(10, 1) there" in found["11 classes"]
@@ -168,7 +166,6 @@ PARTS = """
 
 def test_a_loss_scale_and_a_model_without_an_optimizer(tmp_path):
     """A checkpoint after each epoch does not reset the scale: 1024, doubled after 3 x 2 pairs."""
-    pytest.importorskip("orbax.checkpoint")
     state, straight, later, from_file, plain = run(HELPERS + PARTS, {}, tmp_path)
     assert state == [8192.0, 3 + 2 + 1 + 6]
     np.testing.assert_allclose(later, straight, rtol=1e-5)
@@ -195,7 +192,6 @@ MEMORY = """
 @pytest.mark.long
 def test_no_more_than_a_shard_is_held_while_it_is_written(tmp_path):
     """400 003 classes of 64 dimensions, and their momentum: 8 shards of 26 MB each."""
-    pytest.importorskip("orbax.checkpoint")
     extra, one, written = run(HELPERS + MEMORY, {"classes": 400_003}, tmp_path)
     assert one == 100_001 * 64 * 4
     assert written > 2 * 4 * one  # each once, not once for every row of the mesh

@@ -197,7 +197,8 @@ def test_a_garbled_saved_model(model, tmp_path):
 
 
 def test_a_saved_model_without_the_signature(tmp_path):
-    tf = pytest.importorskip("tensorflow")
+    import tensorflow as tf
+
     tf.saved_model.save(tf.Module(), str(tmp_path / "empty"))
     with pytest.raises(ValueError, match=r"signature serving_default, but it has \[\]"):
         load_encoder(tmp_path / "empty")

@@ -43,7 +43,6 @@ def test_processes_go_on_from_the_shards_that_other_ones_have_written(tmp_path):
 
     Few steps: over hundreds of them rounding in another order would grow.
     """
-    pytest.importorskip("orbax.checkpoint")
     shared = ["--batch-size", "500"]
     together = [*shared, "--mesh", "1", "4"]
     alone = [*shared, "--processes", "1", "--mesh", "4", "1"]
