@@ -52,8 +52,7 @@ def export(
             (EXIF) is not applied.
         classify: whether to add that signature.
         representative: for "litert", some real inputs (samples, ...): weights and activations
-            become 8 bit integers, scaled to what these show. They do not keep the length of 1:
-            divide an embedding by its length.
+            become 8 bit integers, scaled to what these show; embeddings keep their length of 1.
         verbose: whether Keras prints what it writes.
 
     Returns:
@@ -102,7 +101,7 @@ def export(
             raise ValueError(
                 f'`representative` is for format="litert". Received: format={format!r}'
             )
-        return litert.write_int8(model.encoder, representative, path)
+        return litert.write_int8(model.encoder, representative, path, verbose)
     encoder = named(model.encoder)
     with tempfile.TemporaryDirectory() as folder:
         written = Path(folder, path.name)
