@@ -148,7 +148,10 @@ def test_an_encoder_of_zeros_is_refused(search, place, tmp_path):
 
 
 def test_demo_counts_every_picture(search, capsys):
-    run(search, "demo", "--epochs", "1")
-    rows = re.findall(r"people +(\d+) +(\d+) +(\d+)", capsys.readouterr().out)
-    assert [sum(map(int, row)) for row in rows] == [150, 100]
-    assert rows[1][0] == "0"  # no answer but `unknown` is right of a stranger
+    run(search, "demo", "--epochs", "1", "--draws", "2")
+    rows = re.findall(r"^ *\d+ +[\d.]+((?: +\d+){5})$", capsys.readouterr().out, re.MULTILINE)
+    counts = np.array([row.split() for row in rows], int)
+    assert counts.shape == (2, 5)
+    np.testing.assert_array_equal(counts[:, :3].sum(axis=1), 150)
+    np.testing.assert_array_equal(counts[:, 3:].sum(axis=1), 100)
+    assert not np.array_equal(*counts)  # other people, other faces
