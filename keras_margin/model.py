@@ -212,7 +212,8 @@ class EmbeddingModel(WholeFiles):
         """As `keras.Model.fit`. Array labels are checked once, before the first step.
 
         Raises:
-            ValueError: labels that are no classes of the head, in `y` or in `validation_data`.
+            ValueError: no rows; labels that are no classes of the head, in `y` or in
+                `validation_data`.
             FloatingPointError: the first non-finite loss; the message names the usual causes.
             NotImplementedError: a `MultiWorkerMirroredStrategy` of several processes.
         """
@@ -240,7 +241,7 @@ class EmbeddingModel(WholeFiles):
         """As `keras.Model.evaluate`: the cross-entropy without margin. Array labels are checked.
 
         Raises:
-            ValueError: labels that are no classes of the head.
+            ValueError: no rows; labels that are no classes of the head.
             NotImplementedError: a `MultiWorkerMirroredStrategy` of several processes.
         """
         check_processes(self._strategy, "evaluate")
@@ -253,7 +254,10 @@ class EmbeddingModel(WholeFiles):
 
     def _check_labels(self, y):
         if y is not None and hasattr(y, "__len__") and not isinstance(y, dict):
-            self.head.counted(np.asarray(y))
+            y = np.asarray(y)
+            if y.shape[:1] == (0,):
+                raise ValueError(f"There must be at least one row. Received: y.shape={y.shape}")
+            self.head.counted(y)
 
     def _check_class_weight(self, x, class_weight):
         is_dataset = hasattr(x, "element_spec")  # of tf.data
@@ -282,6 +286,8 @@ class EmbeddingModel(WholeFiles):
     def _check_validation_labels(self, validation_data):
         if not isinstance(validation_data, (tuple, list)) or len(validation_data) < 2:
             return
+        if np.shape(validation_data[1])[:1] == (0,):
+            raise ValueError("`validation_data` must have at least one row, or be None.")
         try:
             self._check_labels(validation_data[1])
         except ValueError as error:

@@ -787,6 +787,18 @@ def test_compile_takes_no_metrics(given, received):
         model_of().compile("sgd", **given)
 
 
+def test_no_rows_are_refused():
+    """Keras' answers would be an empty history and an empty list."""
+    x, y = data()
+    model = model_of(**GRAPH)
+    with pytest.raises(ValueError, match=r"at least one row. Received: y.shape=\(0,\)"):
+        fit(model, x[:0], y[:0])
+    with pytest.raises(ValueError, match="at least one row"):
+        model.evaluate(x[:0], y[:0])
+    with pytest.raises(ValueError, match="`validation_data` must have at least one row"):
+        fit(model, x, y, validation_data=(x[:0], y[:0]))
+
+
 def test_labels_are_needed():
     message = "EmbeddingModel needs labels: call `fit(x, y)` or give (x, y) batches."
     with pytest.raises(ValueError, match=re.escape(message)):
