@@ -6,6 +6,7 @@ Part of `keras_margin.plots`. A curve is the head's own margin rule, called: not
 import math
 from collections.abc import Mapping
 
+import keras
 import numpy as np
 from keras import ops
 
@@ -167,6 +168,7 @@ def angles(history, ax=None):
 
     Raises:
         ValueError: the angles are missing, of several lengths, or not numbers.
+        TypeError: `history` is something else.
         ImportError: matplotlib is not installed.
 
     Example:
@@ -237,10 +239,11 @@ def _name(head):
 def _curves(name, head, norms):
     """(caption, values) of each curve of a head or a rule."""
     rule = head if hasattr(head, "curve") else getattr(head, "margin_rule", head)
-    if rule is not None and not hasattr(rule, "curve"):
+    has_curve = rule is None or hasattr(rule, "curve")
+    if not isinstance(head, keras.Layer) or not has_curve:
         raise TypeError(
             "`heads` must be heads with a logit for the target, or margin rules. "
-            f"Received: {type(head).__name__} for {name!r}"
+            f"Received: {head!r} for {name!r}"
         )
     cosines = ops.convert_to_tensor(COSINES, dtype=head.maths_dtype)
     if not isinstance(rule, MarginRule):
@@ -305,6 +308,11 @@ def _probability(num_classes, scale, margin):
 
 def _series(history):
     """What `AngleRecorder` writes, as arrays of one length."""
+    if not isinstance(history, Mapping):
+        raise TypeError(
+            "`history` must be what `fit` returns, its dictionary, or an AngleRecorder. "
+            f"Received: history={history!r}"
+        )
     needed = [f"{n}_angle{e}" for n in ("target", "nontarget") for e in ("", "_low", "_high")]
     missing = [name for name in needed if name not in history]
     if missing:

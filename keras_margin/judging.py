@@ -1,6 +1,7 @@
 """Judges embeddings of a test set: the figures, the thresholds, and the pairs to look at."""
 
 import os
+import warnings
 from typing import NamedTuple
 
 import numpy as np
@@ -136,7 +137,8 @@ def judge(embeddings, test_set, far=(1e-1, 1e-2, 1e-3), *, intervals=True, seed=
         verbose: 0 is silent, 1 shows how far it is, 2 says so at the end.
 
     Returns:
-        `Judgement`. What is undefined is NaN, with an `UndefinedMetricWarning`.
+        `Judgement`. What is undefined is NaN, with an `UndefinedMetricWarning`. Embeddings that
+        are nothing but zeros are warned of.
 
     Raises:
         ValueError: shapes, types or values that do not fit.
@@ -168,6 +170,7 @@ def judge(embeddings, test_set, far=(1e-1, 1e-2, 1e-3), *, intervals=True, seed=
         def pairs_at(places):
             return pairs_in_order(places, len(embeddings))
 
+    _warn_of_zeros(embeddings)
     drawn, found = _looked_at(blocks(), genuines, impostors, np.random.default_rng(seed))
     hardest = {
         kind: [(float(score), *map(int, pair)) for score, pair in zip(scores, pairs, strict=True)]
@@ -176,6 +179,16 @@ def judge(embeddings, test_set, far=(1e-1, 1e-2, 1e-3), *, intervals=True, seed=
     }
     named = dict(zip(fars.tolist(), thresholds.tolist(), strict=True))
     return Judgement(figures, named, genuines, impostors, *drawn, hardest)
+
+
+def _warn_of_zeros(embeddings):
+    zeros = np.count_nonzero(~np.any(embeddings, axis=1))
+    if zeros:
+        warnings.warn(
+            f"{zeros} of {len(embeddings)} embeddings are nothing but zeros: their cosine with "
+            "everything counts as 0. Does the encoder work, on these pixels?",
+            stacklevel=3,
+        )
 
 
 def pairs_in_order(places, samples):

@@ -202,10 +202,15 @@ def test_what_has_no_target_logit_is_refused():
     message = (
         "`heads` must be heads with a logit for the target, or margin rules. Received: {} for {!r}"
     )
-    with pytest.raises(TypeError, match=exactly(message.format("SemiHardTriplet", "triplet"))):
-        plots.target_logits({"triplet": km.SemiHardTriplet()})
-    with pytest.raises(TypeError, match=exactly(message.format("int", "int"))):
-        plots.target_logits([3])
+    triplet = km.SemiHardTriplet()
+    for given, head, name in (
+        ({"triplet": triplet}, triplet, "triplet"),
+        ([3], 3, "int"),
+        (None, None, "NoneType"),
+        (km.ArcFace, km.ArcFace, "type"),
+    ):
+        with pytest.raises(TypeError, match=exactly(message.format(repr(head), name))):
+            plots.target_logits(given)
 
 
 @pytest.mark.parametrize("heads", [[], {}])
@@ -377,6 +382,12 @@ def test_angles_needs_the_record():
     )
     with pytest.raises(ValueError, match=exactly(message)):
         plots.angles({"loss": [1.0]})
+
+
+@pytest.mark.parametrize("history", [None, 3, [1.0]])
+def test_angles_of_something_else(history):
+    with pytest.raises(TypeError, match=f"Received: {re.escape(f'history={history!r}')}$"):
+        plots.angles(history)
 
 
 @pytest.mark.parametrize("values", [[], [1.0], [1.0, np.nan, 2.0]])

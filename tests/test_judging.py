@@ -206,3 +206,11 @@ def test_options_without_a_meaning_are_refused(tmp_path):
             read_test_set(folder, tmp_path / "pairs.txt", folds)
     with pytest.raises(FileNotFoundError, match="no such file or folder. Received: path='.*none'"):
         read_test_set(tmp_path / "none")
+
+
+@pytest.mark.parametrize("kind", [identities, pair_list], ids=["identities", "list"])
+def test_embeddings_of_zeros_are_warned_of(kind):
+    embeddings, labels = random_set()
+    embeddings[[2, 5]] = 0.0
+    with pytest.warns(UserWarning, match="^2 of 30 embeddings are nothing but zeros"):
+        judge(embeddings, kind(labels), far=0.5)
