@@ -3,9 +3,11 @@
 import shutil
 import tempfile
 import warnings
+from numbers import Integral
 from pathlib import Path
 
 import keras
+import numpy as np
 
 from keras_margin import litert, warmup
 from keras_margin.files import written_whole
@@ -60,8 +62,10 @@ def export(
         the embeddings of the representative inputs before and after.
 
     Raises:
-        ValueError: settings that do not fit the format or the backbone.
-        FileExistsError: `path` is a file, or a folder that holds anything but a SavedModel.
+        ValueError: settings that do not fit the format or the backbone; weights that are not
+            finite.
+        FileExistsError: `path` is a file, or a folder that holds anything but a SavedModel; for the
+            other formats, a folder.
         ImportError: the format needs a package that is not installed.
 
     Example:
@@ -76,8 +80,9 @@ def export(
     ['classify', 'serving_default']
     """
     path = Path(path)
-    if format not in FORMATS:
+    if not isinstance(format, str) or format not in FORMATS:
         raise ValueError(f"`format` must be one of {list(FORMATS)}. Received: format={format!r}")
+    _check_finite([*model.backbone.variables, *(model.head.variables if classify else ())])
     if format == "tf_saved_model":
         if representative is not None:
             raise ValueError(
@@ -95,6 +100,11 @@ def export(
         raise ValueError(
             f"`path` must end in {FORMATS[format]!r} for this format. Received: "
             f"path={str(path)!r}, format={format!r}"
+        )
+    if path.is_dir():
+        raise FileExistsError(
+            "`path` must be a file for this format: a folder is there. Received: "
+            f"path={str(path)!r}"
         )
     if representative is not None:
         if format != "litert":
@@ -167,8 +177,16 @@ def _called(plain_model, names, parts):
 
         # A served graph does not look at shapes: some networks answer pictures of any size.
         ordered = [tf.ensure_shape(part, part.shape) for part in ordered]
+        _check_batch(ordered[0])
     inputs = keras.tree.pack_sequence_as(plain_model.input, ordered)
     return plain_model(inputs, training=False)
+
+
+def _check_batch(part):
+    """In the graph: of no rows TensorFlow's fused convolutions make tensors of wrong shapes."""
+    import tensorflow as tf
+
+    tf.debugging.assert_positive(tf.shape(part)[0], "The batch is empty: send at least one row.")
 
 
 class _Decoding:
@@ -189,14 +207,14 @@ class _Decoding:
                 f"(batch, height, width, channels). Received: inputs of shape {shape}"
             )
         size = shape[1:3] if image_size is None else image_size
-        if len(size) != 2 or not all(isinstance(n, int) and n > 0 for n in size):
+        is_pair = isinstance(size, (tuple, list)) and len(size) == 2
+        if not is_pair or not all(_is_whole(n) and n > 0 for n in size):
+            why = f", since the backbone's input of shape {shape} does not say it"
             raise ValueError(
-                "`image_size` must be (height, width), since the backbone's input of shape "
-                f"{shape} does not say it. Received: image_size={image_size}"
-                if image_size is None
-                else f"`image_size` must be (height, width). Received: image_size={image_size}"
+                f"`image_size` must be (height, width){why if image_size is None else ''}. "
+                f"Received: image_size={image_size!r}"
             )
-        self.size, self.channels, self.dtype = tuple(size), shape[-1], encoder.input.dtype
+        self.size, self.channels, self.dtype = tuple(map(int, size)), shape[-1], encoder.input.dtype
         self.preprocessing = keras.layers.Identity() if preprocessing is None else preprocessing
         if not isinstance(self.preprocessing, keras.Layer):
             raise TypeError(
@@ -223,6 +241,7 @@ class _Decoding:
             image = tf.io.decode_image(one, channels=self.channels, expand_animations=False)
             return tf.image.resize(image, self.size, antialias=True)
 
+        _check_batch(image_bytes)
         spec = tf.TensorSpec((*self.size, self.channels), tf.float32)
         images = tf.map_fn(decoded, image_bytes, fn_output_signature=spec)
         return keras.ops.cast(self.preprocessing(images, training=False), self.dtype)
@@ -239,8 +258,23 @@ def _check_replaceable(path):
     """Refuses to write over anything but an earlier SavedModel."""
     if not path.exists():
         return
+    if not path.name:
+        raise ValueError(f"`path` must name a folder. Received: path={str(path)!r}")
     if not path.is_dir() or {part.name for part in path.iterdir()} - _OF_A_SAVED_MODEL:
         raise FileExistsError(
             "`path` of `export` must be a new folder or an earlier SavedModel: what is there would "
             f"be lost. Received: path={str(path)!r}"
         )
+
+
+def _check_finite(variables):
+    for variable in variables:
+        if not np.all(np.isfinite(keras.ops.convert_to_numpy(variable))):
+            raise ValueError(
+                "A model to export must have finite weights: go on from the last good ones. "
+                f"Received: NaN or infinity in {variable.path}"
+            )
+
+
+def _is_whole(number):
+    return isinstance(number, Integral) and not isinstance(number, bool)

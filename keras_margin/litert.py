@@ -24,7 +24,8 @@ def write_int8(encoder, representative, path, verbose=False):
         verbose: whether Keras prints what it exports.
 
     Returns:
-        {"mean_cosine", "min_cosine"}: floats, of the embeddings before and after.
+        {"mean_cosine", "min_cosine"}: floats, of the embeddings before and after. Those that
+        are 0 before do not count; NaN where all are.
     """
     if keras.backend.backend() != "tensorflow":
         raise ValueError(
@@ -33,18 +34,7 @@ def write_int8(encoder, representative, path, verbose=False):
         )
     import tensorflow as tf
 
-    shape = getattr(encoder.input, "shape", None)
-    if shape is None:
-        raise ValueError(
-            "`representative` is for encoders of one input. Received: inputs "
-            f"{keras.tree.map_structure(lambda part: part.shape, encoder.input)}"
-        )
-    images = np.asarray(representative, encoder.input.dtype)
-    if len(images) == 0 or len(shape) != images.ndim:
-        raise ValueError(
-            f"`representative` must hold inputs of the encoder, {tuple(shape)}. Received: "
-            f"representative.shape={images.shape}"
-        )
+    images = _checked(representative, encoder)
     wanted = encoder.predict(images, verbose=0)
     with tempfile.TemporaryDirectory() as folder:
         named(_with_fusable_length(encoder)).export(folder, verbose=verbose)
@@ -62,9 +52,45 @@ def write_int8(encoder, representative, path, verbose=False):
                 ),
             ).get_nondebug_quantized_model()
     cosines = np.sum(wanted * _embeddings(content, images), axis=1)
+    has_direction = wanted.any(axis=1)
+    cosines = cosines[has_direction] if has_direction.any() else np.array([np.nan])
     with written_whole(path) as temporary:
         temporary.write_bytes(content)
     return {"mean_cosine": float(cosines.mean()), "min_cosine": float(cosines.min())}
+
+
+def _checked(representative, encoder):
+    """As an array of what the encoder takes, which the converter can turn into 8 bits."""
+    wanted = encoder.input
+    if not hasattr(wanted, "shape"):
+        raise ValueError(
+            "`representative` is for encoders of one input. Received: inputs "
+            f"{keras.tree.map_structure(lambda part: part.shape, wanted)}"
+        )
+    for layer in encoder._flatten_layers():
+        if layer.compute_dtype != "float32":
+            raise ValueError(
+                "`representative` needs a backbone that computes in float32: load its weights into "
+                'one made under keras.config.set_dtype_policy("float32"). Received: '
+                f"{layer.compute_dtype} in layer {layer.name!r}"
+            )
+    try:
+        images = np.asarray(representative, wanted.dtype)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"`representative` must be one array of numbers. Received: {representative!r:.200}"
+        ) from error
+    fits = images.ndim == len(wanted.shape) and all(
+        size in (None, found) for size, found in zip(wanted.shape, images.shape, strict=True)
+    )
+    if not fits or len(images) == 0:
+        raise ValueError(
+            f"`representative` must hold inputs of the encoder, {tuple(wanted.shape)}. Received: "
+            f"representative.shape={images.shape}"
+        )
+    if not np.isfinite(images).all():
+        raise ValueError("`representative` must be finite. Received: NaN or infinity in it")
+    return images
 
 
 def _with_fusable_length(encoder):

@@ -92,7 +92,7 @@ def test_pictures_of_other_sizes_are_resized(tmp_path, channels, kind):
     np.testing.assert_allclose(got, want, atol=5e-3)
 
 
-@pytest.mark.parametrize("rows", [0, 1, 7])
+@pytest.mark.parametrize("rows", [1, 7])
 def test_batches_of_any_size(model, tmp_path, rows):
     model.export(tmp_path / "served", image_size=(SIZE, SIZE), classify=True)
     signatures = served(tmp_path / "served")
@@ -102,6 +102,18 @@ def test_batches_of_any_size(model, tmp_path, rows):
     image = tf.constant(x, tf.float32)
     assert signatures["serving_default"](image=image)["embedding"].shape == (rows, DIM)
     assert signatures["classify"](image=image)["logits"].shape == (rows, CLASSES)
+
+
+def test_an_empty_batch_is_an_error(model, tmp_path):
+    model.export(tmp_path / "served", image_size=(SIZE, SIZE), classify=True)
+    signatures = served(tmp_path / "served")
+    for name, given in (
+        ("image_bytes", {"image_bytes": tf.zeros((0,), tf.string)}),
+        ("serving_default", {"image": tf.zeros((0, SIZE, SIZE, CHANNELS))}),
+        ("classify", {"image": tf.zeros((0, SIZE, SIZE, CHANNELS))}),
+    ):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="The batch is empty"):
+            signatures[name](**given)
 
 
 def test_classify_gives_the_scaled_cosines(model, tmp_path):
@@ -257,12 +269,19 @@ def test_int8_reports_what_it_costs(model, tmp_path):
     ("settings", "message"),
     [
         ({"format": "pickle"}, "`format` must be one of"),
+        ({"format": ["onnx"]}, "`format` must be one of"),
         ({"format": "onnx"}, "`path` must end in '.onnx'"),
         ({"format": "onnx", "classify": True}, "`classify` is for a SavedModel"),
         ({"format": "litert", "image_size": (4, 4)}, "`image_size` is for a SavedModel"),
         ({"representative": np.zeros((1, SIZE, SIZE, 3))}, "`representative` is for"),
         ({"image_size": (4,)}, r"`image_size` must be \(height, width\)"),
         ({"image_size": (0, 4)}, r"`image_size` must be \(height, width\)"),
+        ({"image_size": 12}, r"`image_size` must be \(height, width\). Received: image_size=12"),
+        (
+            {"image_size": "12"},
+            r"`image_size` must be \(height, width\). Received: image_size='12'",
+        ),
+        ({"image_size": (True, True)}, r"`image_size` must be \(height, width\)"),
         ({"image_size": (4, 4)}, "`preprocessing` must give what the backbone takes"),
     ],
     ids=lambda value: None if isinstance(value, dict) else value[:30],
@@ -296,10 +315,66 @@ def test_decoding_is_for_images(tmp_path):
         model.export(tmp_path / "served", preprocessing=keras.layers.Identity())
 
 
-@pytest.mark.parametrize("rows", [np.zeros((0, SIZE, SIZE, 3)), np.zeros((SIZE, SIZE, 3))])
-def test_representative_inputs_are_those_of_the_encoder(model, tmp_path, rows):
-    with pytest.raises(ValueError, match="`representative` must hold inputs of the encoder"):
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        (np.zeros((0, SIZE, SIZE, 3)), "must hold inputs of the encoder"),
+        (np.zeros((SIZE, SIZE, 3)), "must hold inputs of the encoder"),
+        (np.zeros((2, SIZE + 1, SIZE, 3)), "must hold inputs of the encoder"),
+        (np.zeros((2, SIZE, SIZE, 1)), "must hold inputs of the encoder"),
+        (np.full((2, SIZE, SIZE, 3), np.nan), "must be finite"),
+        (["a"], "must be one array of numbers"),
+        (iter([1]), "must be one array of numbers"),
+    ],
+)
+def test_representative_inputs_are_those_of_the_encoder(model, tmp_path, rows, message):
+    with pytest.raises(ValueError, match=f"`representative` {message}"):
         model.export(tmp_path / "small.tflite", format="litert", representative=rows)
+    assert not list(tmp_path.iterdir())
+
+
+def test_int8_of_embeddings_without_a_direction(tmp_path):
+    """A black picture has the embedding 0 here, and no cosine."""
+    image = keras.Input((SIZE, SIZE, 1))
+    embedding = keras.layers.Dense(DIM, use_bias=False)(keras.layers.Flatten()(image))
+    model = keras_margin.EmbeddingModel(
+        keras.Model(image, embedding), keras_margin.ArcFace(CLASSES)
+    )
+    x = np.concatenate([np.zeros((1, SIZE, SIZE, 1)), pictures(5, channels=1)])
+    report = model.export(tmp_path / "small.tflite", format="litert", representative=x)
+    assert 0.99 < report["min_cosine"] <= report["mean_cosine"] <= 1.0 + 1e-6
+    report = model.export(tmp_path / "small.tflite", format="litert", representative=x[:1])
+    assert np.isnan([report["min_cosine"], report["mean_cosine"]]).all()
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "float64"])
+def test_int8_is_for_float32(tmp_path, policy):
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(policy)
+    try:
+        model = keras_margin.EmbeddingModel(backbone(), keras_margin.ArcFace(CLASSES))
+    finally:
+        keras.config.set_dtype_policy(before)
+    with pytest.raises(ValueError, match="needs a backbone that computes in float32"):
+        model.export(tmp_path / "s.tflite", format="litert", representative=pictures())
+
+
+def test_paths_that_would_lose_something(model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="`path` must name a folder"):
+        model.export("")
+    (tmp_path / "e.onnx").mkdir()
+    with pytest.raises(FileExistsError, match="a folder is there"):
+        model.export("e.onnx", format="onnx")
+    assert [path.name for path in tmp_path.iterdir()] == ["e.onnx"]
+
+
+@pytest.mark.parametrize("format", sorted(keras_margin.export.FORMATS))
+def test_weights_that_are_not_finite_do_not_ship(model, tmp_path, format):
+    model.backbone.trainable_variables[0].assign(np.full((3, 3, CHANNELS, 3), np.inf))
+    with pytest.raises(ValueError, match="must have finite weights.*kernel$"):
+        model.export(tmp_path / f"e{keras_margin.export.FORMATS[format]}", format=format)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_missing_package_is_named(tmp_path):
