@@ -11,7 +11,9 @@ running server (docker run, see README.md) the same request goes there:
 
 import argparse
 import base64
+import functools
 import json
+import math
 import sys
 import urllib.error
 import urllib.request
@@ -80,6 +82,38 @@ def ask(url, body):
         return error.read().decode()
 
 
+def embeddings_of(pictures, send):
+    """A list of numbers for each picture.
+
+    Args:
+        pictures: paths.
+        send: the body of a request to that of the answer.
+
+    Raises:
+        ValueError: the model refuses pictures, or the answer is none.
+    """
+    text = send(request_of(pictures))
+    try:
+        answer = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"that is no answer of TensorFlow Serving: {text!r:.200}") from error
+    if isinstance(answer, dict) and "error" in answer:
+        # One bad picture fails a batch, and the answer does not say which one it is.
+        refused = [path for path in pictures if "error" in json.loads(send(request_of([path])))]
+        what = ", ".join(map(str, refused)) or "the request"
+        raise ValueError(f"the model refused {what}: {' '.join(str(answer['error']).split())}")
+    embeddings = answer.get("predictions") if isinstance(answer, dict) else None
+    if not isinstance(embeddings, list) or len(embeddings) != len(pictures):
+        raise ValueError(
+            f"that is no answer of TensorFlow Serving to {len(pictures)} pictures: {answer!r:.200}"
+        )
+    for path, embedding in zip(pictures, embeddings, strict=True):
+        numbers = embedding if isinstance(embedding, list) else [math.nan]
+        if not all(isinstance(n, (int, float)) and math.isfinite(n) for n in numbers):
+            raise ValueError(f"that is no embedding of {path}: {embedding!r:.200}")
+    return embeddings
+
+
 def main(arguments=None):
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -93,19 +127,10 @@ def main(arguments=None):
     if not pictures:
         parser.error("which pictures? Give one or more files after the model")
     try:
-        body = request_of(pictures)
-        answer = ask(options.url, body) if options.url else LocalServer(folder).predict(body)
-        answer = json.loads(answer)
+        send = functools.partial(ask, options.url) if options.url else LocalServer(folder).predict
+        embeddings = embeddings_of(pictures, send)
     except (OSError, ValueError) as error:
         sys.exit(f"serve.py: error: {error}")
-    if not isinstance(answer, dict):
-        sys.exit(f"serve.py: error: that is no answer of TensorFlow Serving: {answer!r:.200}")
-    if "error" in answer:
-        sys.exit(f"serve.py: the model refused the request: {answer['error']}")
-
-    embeddings = answer.get("predictions")
-    if not isinstance(embeddings, list) or len(embeddings) != len(pictures):
-        sys.exit(f"serve.py: error: that is no answer to {len(pictures)} pictures: {answer!r:.200}")
     for path, embedding in zip(pictures, embeddings, strict=True):
         numbers = ", ".join(f"{value:.3f}" for value in embedding[:4])
         print(f"{path}: {len(embedding)} numbers, {numbers}, ...")

@@ -86,8 +86,9 @@ def test_asks_a_running_server(serve, place, capsys):
         url = f"http://localhost:{server.server_port}/v1/models/encoder"
         serve.main(["--url", url, str(folder / "one.png"), str(folder / "two.png")])
         assert f"cosine {want[0] @ want[1]:.3f}" in capsys.readouterr().out
-        with pytest.raises(SystemExit, match="the model refused the request"):
-            serve.main(["--url", url, str(folder / "none.png")])
+        paths = [str(folder / name) for name in ("one.png", "none.png", "two.png")]
+        with pytest.raises(SystemExit, match=f"the model refused {paths[1]}: "):
+            serve.main(["--url", url, *paths])
         server.shutdown()
 
 
@@ -97,12 +98,28 @@ def test_asks_a_running_server(serve, place, capsys):
         (["nowhere", "one.png"], "This is no SavedModel"),
         (["without", "one.png"], "not 'image_bytes'"),
         (["model", "nothing.png"], "nothing.png"),
-        (["model", "none.png"], "the model refused the request"),
+        (["model", "one.png", "none.png"], r"the model refused \S*none.png: .*image"),
     ],
 )
 def test_what_cannot_be_asked_is_named(serve, place, names, message):
     with pytest.raises(SystemExit, match=message):
         serve.main([str(place[0] / name) for name in names])
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ("<html>", "no answer of TensorFlow Serving: '<html>'"),
+        ("[1]", "no answer of TensorFlow Serving to 1 pictures"),
+        ('{"predictions": []}', "no answer of TensorFlow Serving to 1 pictures"),
+        ('{"predictions": [[0.6, NaN]]}', "no embedding of .*one.png"),
+        ('{"predictions": [0.6]}', "no embedding of .*one.png"),
+        ('{"predictions": [["a"]]}', "no embedding of .*one.png"),
+    ],
+)
+def test_answers_that_are_none(serve, place, answer, message):
+    with pytest.raises(ValueError, match=message):
+        serve.embeddings_of([place[0] / "one.png"], lambda body: answer)
 
 
 def test_without_pictures(serve, place, capsys):
