@@ -18,6 +18,9 @@ def written_whole(path):
     Args:
         path: the final path; an existing file or folder there is replaced.
 
+    Raises:
+        FileExistsError: a folder would take the place of a file, or a file that of a folder.
+
     Yields:
         pathlib.Path with the same suffix as `path`, on the same file system.
     """
@@ -27,7 +30,13 @@ def written_whole(path):
         temporary = Path(folder) / path.name
         yield temporary
         _sync(temporary)
-        if temporary.is_dir() or path.is_dir():
+        if path.exists() and path.is_dir() != temporary.is_dir():
+            there, new = ("folder", "file") if path.is_dir() else ("file", "folder")
+            raise FileExistsError(
+                f"A {there} is there, which a {new} of this name would replace. Received: "
+                f"{str(path)!r}"
+            )
+        if temporary.is_dir():
             # A folder cannot be renamed over another one: the old one steps aside first.
             old = Path(folder) / f"old-{path.name}"
             if path.exists():

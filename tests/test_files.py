@@ -49,10 +49,9 @@ def test_new(kind, as_given, tmp_path):
 
 
 @every_kind
-@every_old_kind
-def test_existing_is_replaced(kind, old, tmp_path):
+def test_existing_is_replaced(kind, tmp_path):
     path = tmp_path / "model"
-    write(path, old, "old")
+    write(path, kind, "old")
     with written_whole(path) as temporary:
         write(temporary, kind, "new")
         assert text_at(path) == "old"
@@ -73,6 +72,18 @@ def test_exception_leaves_what_was_there(kind, old, error, tmp_path):
     assert names_in(tmp_path) == ["model"]
 
 
+@pytest.mark.parametrize(("kind", "old"), [("file", "folder"), ("folder", "file")])
+def test_another_kind_is_never_replaced(kind, old, tmp_path):
+    """A model must not take the place of a folder with all that it holds."""
+    path = tmp_path / "model"
+    write(path, old, "old")
+    message = f"A {old} is there, which a {kind} of this name would replace"
+    with pytest.raises(FileExistsError, match=message), written_whole(path) as temporary:
+        write(temporary, kind, "new")
+    assert text_at(path) == "old"
+    assert names_in(tmp_path) == ["model"]
+
+
 @every_kind
 def test_exception_leaves_nothing_where_nothing_was(kind, tmp_path):
     with pytest.raises(OSError), written_whole(tmp_path / "model") as temporary:
@@ -82,11 +93,10 @@ def test_exception_leaves_nothing_where_nothing_was(kind, tmp_path):
 
 
 @every_kind
-@every_old_kind
-def test_failing_rename_leaves_what_was_there(kind, old, tmp_path, monkeypatch):
+def test_failing_rename_leaves_what_was_there(kind, tmp_path, monkeypatch):
     """At the moment when the new one is about to take the old one's place."""
     path = tmp_path / "model"
-    write(path, old, "old")
+    write(path, kind, "old")
     rename, replace = os.rename, os.replace
     failed = []
 
