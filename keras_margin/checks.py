@@ -81,7 +81,13 @@ def check_rows(embeddings, labels, dim=None):
 
     Raises:
         ValueError: they do not fit.
+        TypeError: embeddings that are no array of numbers.
     """
+    if not hasattr(embeddings, "shape") or getattr(embeddings.dtype, "kind", "f") in "OSUMm":
+        raise TypeError(
+            "`embeddings` must be an array or a tensor of numbers (batch, dim). Received: "
+            f"embeddings={embeddings!r:.200}"
+        )
     shape, rows = tuple(embeddings.shape), labels.shape[0]
     if len(shape) != 2 or (dim is not None and shape[1] not in (None, dim)):
         raise ValueError(

@@ -5,7 +5,7 @@ import warnings
 import numpy as np
 from keras import ops
 
-from keras_margin.backend import read
+from keras_margin.backend import is_concrete, read
 from keras_margin.checks import check_rows
 from keras_margin.class_changes import check_has_classes
 from keras_margin.labels import class_ids, usable_rows
@@ -38,7 +38,9 @@ def imprint(head, embeddings, labels):
         labels: as in the head's call. Ignored rows and rows that are not finite are left out.
 
     Raises:
-        ValueError: a head without classes; labels that are no classes; shapes that do not fit.
+        ValueError: a head without classes; labels that are no classes; shapes that do not fit;
+            compiled code.
+        TypeError: embeddings that are no array of numbers.
 
     Example:
 
@@ -56,6 +58,8 @@ def imprint(head, embeddings, labels):
         embeddings = np.asarray(embeddings)
     ids = class_ids(labels, head.num_classes, head.ignore_class).ids
     check_rows(embeddings, ids, head.centers.shape[1] if head.built else None)
+    if not is_concrete(ids):
+        raise ValueError("`imprint` must be called outside of compiled code.")
     if not head.built:
         head.build(tuple(embeddings.shape))
     classes, means = _class_means(head, embeddings, labels)

@@ -227,15 +227,19 @@ class EmbeddingModel(WholeFiles):
             callbacks.append(guard)
         else:
             callbacks = [*_as_list(callbacks), guard]
-        return super().fit(
-            x,
-            y,
-            batch_size=batch_size,
-            epochs=epochs,
-            verbose=verbose,
-            callbacks=callbacks,
-            **kwargs,
-        )
+        self._is_fitting = True
+        try:
+            return super().fit(
+                x,
+                y,
+                batch_size=batch_size,
+                epochs=epochs,
+                verbose=verbose,
+                callbacks=callbacks,
+                **kwargs,
+            )
+        finally:
+            self._is_fitting = False
 
     def evaluate(self, x=None, y=None, batch_size=None, verbose="auto", **kwargs):
         """As `keras.Model.evaluate`: the cross-entropy without margin. Array labels are checked.

@@ -48,6 +48,10 @@ def replace_head(model, new_head, mapping=None):
     check_head("new_head", new_head)
     if new_head is old_head:
         raise ValueError("`new_head` must be another head than the model's. Received: the same")
+    if getattr(model, "_is_fitting", False):
+        raise ValueError(
+            "`replace_head` must be called between two calls of `fit`, not inside one."
+        )
     if not old_head.built:
         raise ValueError("The model must be built before its head is replaced: call it on a batch.")
     sources = _sources(old_head, new_head, mapping)

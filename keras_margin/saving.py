@@ -6,6 +6,7 @@ import zipfile
 
 import keras
 
+from keras_margin.backend import copy_of
 from keras_margin.files import written_whole
 from keras_margin.row_updates import slots_of
 
@@ -86,12 +87,23 @@ class WholeFiles(keras.Model):
             save(temporary, **kwargs)
 
     def load_weights(self, filepath, **kwargs):
-        """As `keras.Model.load_weights`.
+        """As `keras.Model.load_weights`, but what is refused leaves the model as it was.
 
         Raises:
             ValueError: a file that is cut short or garbled, or of a head with other classes; the
                 message names it, or says how to change the classes.
         """
+        # Keras reads the backbone before the head can refuse. Centres are the last to be read.
+        centers = getattr(self.head, "centers", None)
+        kept = [(v, copy_of(v)) for v in self.variables if v is not centers]
+        try:
+            self._load_weights(filepath, kwargs)
+        except BaseException:
+            for variable, value in kept:
+                variable.assign(value)
+            raise
+
+    def _load_weights(self, filepath, kwargs):
         try:
             with warnings.catch_warnings():
                 # Of a part that was refused where it is, and is looked for once more elsewhere.

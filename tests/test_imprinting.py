@@ -4,11 +4,18 @@ import re
 
 import numpy as np
 import pytest
-from backends import float64_only
+from backends import ON_JAX, float64_only, jit
 from keras import ops
 
 import keras_margin as km
 from keras_margin import imprinting
+
+if ON_JAX:
+    compiled = jit
+else:
+    import tensorflow as tf
+
+    compiled = tf.function
 
 CLASSES, DIM = 5, 4
 
@@ -172,6 +179,11 @@ def test_what_is_refused():
         head.imprint(x[:, :3], y)
     with pytest.raises(ValueError, match="one entry for each row"):
         head.imprint(x, y[:-1])
+    for none in (None, np.full((len(y), DIM), "a")):
+        with pytest.raises(TypeError, match="`embeddings` must be an array or a tensor of numbers"):
+            head.imprint(none, y)
+    with pytest.raises(ValueError, match="must be called outside of compiled code"):
+        compiled(head.imprint)(x, y)
     np.testing.assert_array_equal(head.centers, before)
 
 

@@ -418,6 +418,17 @@ def test_what_is_refused_leaves_the_model_as_it_was():
     fit(model)
 
 
+def test_not_inside_fit():
+    model = model_of(km.ArcFace(CLASSES))
+    swap = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: model.replace_head(model.head.resized(7))
+    )
+    with pytest.raises(ValueError, match="between two calls of `fit`, not inside one"):
+        model.fit(X, Y, verbose=0, callbacks=[swap])
+    model.replace_head(model.head.resized(7))
+    fit(model)
+
+
 # Frozen backbones: the recipe of docs/going-on.md
 
 
