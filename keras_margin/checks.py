@@ -83,7 +83,8 @@ def check_rows(embeddings, labels, dim=None):
         ValueError: they do not fit.
         TypeError: embeddings that are no array of numbers.
     """
-    if not hasattr(embeddings, "shape") or getattr(embeddings.dtype, "kind", "f") in "OSUMm":
+    kind = getattr(getattr(embeddings, "dtype", None), "kind", "f")  # of NumPy's dtypes
+    if not hasattr(embeddings, "shape") or kind in "OSUMm":
         raise TypeError(
             "`embeddings` must be an array or a tensor of numbers (batch, dim). Received: "
             f"embeddings={embeddings!r:.200}"

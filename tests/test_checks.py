@@ -185,6 +185,12 @@ class Unknown:
         self.shape = shape
 
 
+@pytest.mark.parametrize("embeddings", [None, [[1.0]], np.array([["a"]]), np.array([[None]])])
+def test_embeddings_that_are_no_array_of_numbers(embeddings):
+    with pytest.raises(TypeError, match="`embeddings` must be an array or a tensor of numbers"):
+        check_rows(embeddings, np.zeros(1, int))
+
+
 @pytest.mark.parametrize(
     ("embeddings", "labels"),
     [((None, 2), (4,)), ((4, 2), (None,)), ((None, None), (None,))],
