@@ -111,6 +111,14 @@ def test_docstrings_render(site):
         assert "<code>`" not in text  # what stands before a colon in "Returns" is taken for a type
 
 
+def test_code_is_set_as_code(site):
+    """A fence that the site does not know is text, and what follows it, up to the next, is code."""
+    for page in sorted(DOCS.rglob("*.md")):
+        text = (site / page.relative_to(DOCS).with_suffix(".html")).read_text("utf-8")
+        assert "```" not in text, page.name
+        assert len(re.findall("<h1[ >]", text)) == 1, page.name
+
+
 def test_everything_has_its_place(site):
     text = "\n".join(page.read_text("utf-8") for page in (site / "api").glob("*.html"))
     places = set(re.findall(r'id="keras_margin\.([\w.]+)"', text))
