@@ -2,6 +2,10 @@
 
 import http.server
 import json
+import os
+import re
+import shutil
+import subprocess
 import threading
 from pathlib import Path
 
@@ -12,7 +16,8 @@ from PIL import Image
 
 import keras_margin
 
-EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+ROOT = Path(__file__).resolve().parents[1]
+EXAMPLES = ROOT / "examples"
 SIZE = 10
 
 
@@ -126,3 +131,23 @@ def test_without_pictures(serve, place, capsys):
     with pytest.raises(SystemExit):
         serve.main([str(place[0] / "model")])
     assert "which pictures?" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not shutil.which("base64"), reason="needs base64")
+@pytest.mark.parametrize("page", ["README.md", "docs/serving.md"])
+def test_curl_lines_send_the_same_request(serve, page, tmp_path):
+    """With a stand-in for curl, and pictures that are too long for the argument of a command."""
+    (line,) = re.findall(r"^(echo '.*?:predict)$", (ROOT / page).read_text("utf-8"), re.M | re.S)
+    names = [name for name in ("one.png", "two.png") if name in line]
+    for name in names:
+        (tmp_path / name).write_bytes(np.random.default_rng(0).bytes(200_000))
+    (tmp_path / "curl").write_text('#!/bin/sh\ncat > sent\necho "$@" > arguments\n')
+    (tmp_path / "curl").chmod(0o755)
+    path = {"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    subprocess.run(["sh", "-c", line], cwd=tmp_path, env=path, check=True)
+    want = json.loads(serve.request_of([tmp_path / name for name in names]))
+    assert json.loads((tmp_path / "sent").read_text()) == want
+    assert (
+        "-d @- http://localhost:8501/v1/models/encoder:predict"
+        in (tmp_path / "arguments").read_text()
+    )
