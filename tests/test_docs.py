@@ -117,6 +117,7 @@ def test_code_is_set_as_code(site):
         text = (site / page.relative_to(DOCS).with_suffix(".html")).read_text("utf-8")
         assert "```" not in text, page.name
         assert len(re.findall("<h1[ >]", text)) == 1, page.name
+        assert not re.findall(r"<\w+,", text), page.name  # <x, w> is taken for a tag, and not shown
 
 
 def test_everything_has_its_place(site):
