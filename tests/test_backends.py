@@ -40,6 +40,7 @@ def found(tmp_path_factory):
 every_head = pytest.mark.parametrize("name", exchange.HEADS)
 
 
+@pytest.mark.long  # a minute of compiling, on either backend
 @every_head
 def test_training_has_the_same_losses(found, name):
     (on_jax, later_on_jax), (first, later) = found.jax[name], found.tensorflow[name]
@@ -48,11 +49,13 @@ def test_training_has_the_same_losses(found, name):
     assert abs(later["losses"][-1] - first[0]) > 0.1  # it does train
 
 
+@pytest.mark.long
 @every_head
 def test_tensorflow_file_goes_on_on_jax(found, name):
     assert_close(found.tensorflow_file_on_jax[name], found.tensorflow[name][1])
 
 
+@pytest.mark.long
 @every_head
 def test_jax_file_goes_on_on_tensorflow(found, name):
     assert_close(found.jax_file_on_tensorflow[name], found.jax[name][1])

@@ -48,6 +48,7 @@ GOES_ON = """
 """
 
 
+@pytest.mark.long
 def test_a_run_goes_on_from_shards_on_any_number_of_devices(tmp_path):
     """10 classes of 3 sub-centres: 36 rows on 4 devices, 30 on one or two."""
     straight, goes_on, padding = run(HELPERS + GOES_ON, {"classes": 10}, tmp_path)

@@ -16,6 +16,7 @@ def figures(monkeypatch):
     return figures
 
 
+@pytest.mark.long
 def test_draws_every_figure(figures, tmp_path, capsys):
     figures.main(["--quick", "--out", str(tmp_path / "out")])
     written = {path.name for path in (tmp_path / "out").iterdir()}
