@@ -63,7 +63,7 @@ def export(
 
     Raises:
         ValueError: settings that do not fit the format or the backbone; weights that are not
-            finite.
+            finite; on JAX, another format than a SavedModel.
         FileExistsError: `path` is a file, or a folder that holds anything but a SavedModel; for the
             other formats, a folder.
         ImportError: the format needs a package that is not installed.
@@ -96,6 +96,12 @@ def export(
                 f"`{name}` is for a SavedModel: other formats hold the encoder alone. Received: "
                 f"{name}={value!r} with format={format!r}"
             )
+    if keras.backend.backend() != "tensorflow":
+        raise ValueError(
+            "`format` other than a SavedModel needs Keras' TensorFlow backend: save the model, load "
+            f"it with KERAS_BACKEND=tensorflow and export it there. Received: format={format!r} "
+            f"with backend={keras.backend.backend()!r}"
+        )
     if path.suffix != FORMATS[format]:
         raise ValueError(
             f"`path` must end in {FORMATS[format]!r} for this format. Received: "
@@ -140,7 +146,10 @@ def _saved_model(model, path, preprocessing, image_size, classify, verbose):
     }
     archive = keras.export.ExportArchive()
     archive.track(encoder)
-
+    if classify:
+        # On JAX an endpoint knows the variables that were tracked before it, and no others.
+        classifier = model.classifier
+        archive.track(classifier)
     archive.add_endpoint(
         "serving_default",
         lambda parts: {"embedding": _called(encoder, names, parts)},
@@ -157,8 +166,6 @@ def _saved_model(model, path, preprocessing, image_size, classify, verbose):
         )
         requests["image_bytes"] = {"image_bytes": decoding.example()}
     if classify:
-        classifier = model.classifier
-        archive.track(classifier)
         archive.add_endpoint(
             "classify",
             lambda parts: {"logits": _called(classifier, names, parts)},

@@ -27,11 +27,6 @@ def write_int8(encoder, representative, path, verbose=False):
         {"mean_cosine", "min_cosine"}: floats, of the embeddings before and after. Those that
         are 0 before do not count; NaN where all are.
     """
-    if keras.backend.backend() != "tensorflow":
-        raise ValueError(
-            "`representative` needs Keras' TensorFlow backend, whose converter counts activations. "
-            f"Received: backend={keras.backend.backend()!r}"
-        )
     import tensorflow as tf
 
     images = _checked(representative, encoder)

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from jax_process import on_jax
 from PIL import Image
 
 import keras_margin
@@ -391,6 +392,34 @@ def test_a_missing_package_is_named(tmp_path):
     """
     assert 'pip install "keras_margin[onnx]"' in run_alone(code, tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_what_jax_exports(tmp_path):
+    code = """
+        import json, keras, keras_margin, numpy
+        keras.utils.set_random_seed(0)
+        backbone = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
+        model = keras_margin.EmbeddingModel(backbone, keras_margin.ArcFace(3))
+        model.export("served", classify=True)
+        refused = []
+        for format, suffix in keras_margin.export.FORMATS.items():
+            if suffix:
+                try:
+                    model.export("encoder" + suffix, format=format)
+                except ValueError as error:
+                    refused.append(str(error))
+        x = numpy.eye(4, dtype="float32")
+        found = [numpy.asarray(m(x)).tolist() for m in (model.encoder, model.classifier)]
+        print(json.dumps([found, refused]))
+    """
+    (embeddings, logits), refused = on_jax(code, None, tmp_path)
+    x = tf.eye(4)
+    got = served(tmp_path / "served")["serving_default"](image=x)["embedding"]
+    np.testing.assert_allclose(got, embeddings, atol=1e-5)
+    got = served(tmp_path / "served")["classify"](image=x)["logits"]
+    np.testing.assert_allclose(got, logits, rtol=1e-5, atol=1e-5)
+    assert len(refused) == 3 and all("KERAS_BACKEND=tensorflow" in one for one in refused)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["given.json", "served"]
 
 
 def test_warm_up_requests(model, tmp_path):
