@@ -14,6 +14,12 @@ from keras_margin.files import written_whole
 from keras_margin.plain_models import input_names, named
 
 FORMATS = {"tf_saved_model": "", "onnx": ".onnx", "openvino": ".xml", "litert": ".tflite"}
+# What a layer may not compute in: the file would be written, and its runtime would not run it.
+_CANNOT = {
+    "onnx": {"bfloat16"},
+    "openvino": {"bfloat16"},
+    "litert": {"bfloat16", "float16", "float64"},
+}
 _OF_A_SAVED_MODEL = {"saved_model.pb", "fingerprint.pb", "variables", "assets", "assets.extra"}
 
 
@@ -98,9 +104,9 @@ def export(
             )
     if keras.backend.backend() != "tensorflow":
         raise ValueError(
-            "`format` other than a SavedModel needs Keras' TensorFlow backend: save the model, load "
-            f"it with KERAS_BACKEND=tensorflow and export it there. Received: format={format!r} "
-            f"with backend={keras.backend.backend()!r}"
+            "`format` other than a SavedModel needs Keras' TensorFlow backend: save the model, "
+            "load it with KERAS_BACKEND=tensorflow and export it there. Received: "
+            f"format={format!r} with backend={keras.backend.backend()!r}"
         )
     if path.suffix != FORMATS[format]:
         raise ValueError(
@@ -118,6 +124,7 @@ def export(
                 f'`representative` is for format="litert". Received: format={format!r}'
             )
         return litert.write_int8(model.encoder, representative, path, verbose)
+    _check_computes(model.encoder, format)
     encoder = named(model.encoder)
     with tempfile.TemporaryDirectory() as folder:
         written = Path(folder, path.name)
@@ -280,6 +287,16 @@ def _check_finite(variables):
             raise ValueError(
                 "A model to export must have finite weights: go on from the last good ones. "
                 f"Received: NaN or infinity in {variable.path}"
+            )
+
+
+def _check_computes(encoder, format):
+    for layer in encoder._flatten_layers():
+        if layer.compute_dtype in _CANNOT[format]:
+            raise ValueError(
+                f'`format="{format}"` needs a backbone that computes in float32: load its weights '
+                'into one made under keras.config.set_dtype_policy("float32"). Received: '
+                f"{layer.compute_dtype} in layer {layer.name!r}"
             )
 
 

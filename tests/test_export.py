@@ -360,6 +360,27 @@ def test_int8_is_for_float32(tmp_path, policy):
         model.export(tmp_path / "s.tflite", format="litert", representative=pictures())
 
 
+@pytest.mark.parametrize(
+    ("format", "policy"),
+    [
+        ("litert", "mixed_float16"),
+        ("litert", "mixed_bfloat16"),
+        ("onnx", "mixed_bfloat16"),
+        ("openvino", "mixed_bfloat16"),
+    ],
+)
+def test_numbers_that_a_runtime_cannot_compute_with(tmp_path, format, policy):
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(policy)
+    try:
+        model = keras_margin.EmbeddingModel(backbone(), keras_margin.ArcFace(CLASSES))
+    finally:
+        keras.config.set_dtype_policy(before)
+    with pytest.raises(ValueError, match="needs a backbone that computes in float32"):
+        model.export(tmp_path / f"e{keras_margin.export.FORMATS[format]}", format=format)
+    assert not list(tmp_path.iterdir())
+
+
 def test_paths_that_would_lose_something(model, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match="`path` must name a folder"):
