@@ -118,13 +118,13 @@ def export(
             "`path` must be a file for this format: a folder is there. Received: "
             f"path={str(path)!r}"
         )
+    _check_computes(model.encoder, format)
     if representative is not None:
         if format != "litert":
             raise ValueError(
                 f'`representative` is for format="litert". Received: format={format!r}'
             )
         return litert.write_int8(model.encoder, representative, path, verbose)
-    _check_computes(model.encoder, format)
     encoder = named(model.encoder)
     with tempfile.TemporaryDirectory() as folder:
         written = Path(folder, path.name)

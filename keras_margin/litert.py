@@ -55,20 +55,13 @@ def write_int8(encoder, representative, path, verbose=False):
 
 
 def _checked(representative, encoder):
-    """As an array of what the encoder takes, which the converter can turn into 8 bits."""
+    """As an array of what the encoder takes."""
     wanted = encoder.input
     if not hasattr(wanted, "shape"):
         raise ValueError(
             "`representative` is for encoders of one input. Received: inputs "
             f"{keras.tree.map_structure(lambda part: part.shape, wanted)}"
         )
-    for layer in encoder._flatten_layers():
-        if layer.compute_dtype != "float32":
-            raise ValueError(
-                "`representative` needs a backbone that computes in float32: load its weights into "
-                'one made under keras.config.set_dtype_policy("float32"). Received: '
-                f"{layer.compute_dtype} in layer {layer.name!r}"
-            )
     try:
         images = np.asarray(representative, wanted.dtype)
     except (TypeError, ValueError) as error:
