@@ -165,10 +165,13 @@ def _saved_model(model, path, preprocessing, image_size, classify, verbose):
     requests = {"serving_default": warmup.zeros(signature)}
     if preprocessing is not None or image_size is not None:
         decoding = _Decoding(encoder, preprocessing, image_size)
+        _check_finite(decoding.preprocessing.variables)
         archive.track(decoding.preprocessing)
         archive.add_endpoint(
             "image_bytes",
-            lambda image_bytes: {"embedding": encoder(decoding(image_bytes), training=False)},
+            lambda image_bytes: {
+                "embedding": _called(encoder, names, {names[0]: decoding(image_bytes)})
+            },
             input_signature=[decoding.signature],
         )
         requests["image_bytes"] = {"image_bytes": decoding.example()}
@@ -214,11 +217,13 @@ class _Decoding:
                 "needs Keras' TensorFlow backend. Received: backend="
                 f"{keras.backend.backend()!r}"
             )
-        shape = getattr(encoder.input, "shape", ())
-        if len(shape) != 4 or shape[-1] not in (1, 3):
+        shapes = [tuple(part.shape) for part in keras.tree.flatten(encoder.input)]
+        shape, dtype = shapes[0], keras.tree.flatten(encoder.input)[0].dtype
+        if len(shapes) != 1 or len(shape) != 4 or shape[-1] not in (1, 3):
             raise ValueError(
                 "`preprocessing` and `image_size` are for backbones that take grey or RGB images "
-                f"(batch, height, width, channels). Received: inputs of shape {shape}"
+                "(batch, height, width, channels). Received: inputs of shape "
+                f"{', '.join(map(str, shapes))}"
             )
         size = shape[1:3] if image_size is None else image_size
         is_pair = isinstance(size, (tuple, list)) and len(size) == 2
@@ -228,14 +233,20 @@ class _Decoding:
                 f"`image_size` must be (height, width){why if image_size is None else ''}. "
                 f"Received: image_size={image_size!r}"
             )
-        self.size, self.channels, self.dtype = tuple(map(int, size)), shape[-1], encoder.input.dtype
+        self.size, self.channels, self.dtype = tuple(map(int, size)), shape[-1], dtype
         self.preprocessing = keras.layers.Identity() if preprocessing is None else preprocessing
         if not isinstance(self.preprocessing, keras.Layer):
             raise TypeError(
                 "`preprocessing` must be a Keras layer or model, which can be saved with the "
                 f"encoder. Received: preprocessing={preprocessing!r}"
             )
-        found = self.preprocessing(keras.ops.zeros((1, *self.size, self.channels))).shape
+        black = keras.ops.zeros((1, *self.size, self.channels))
+        given = self.preprocessing(black, training=False)
+        found = getattr(given, "shape", None)
+        if found is None:
+            raise ValueError(
+                f"`preprocessing` must give one tensor of images. Received: {type(given).__name__}"
+            )
         if len(found) != 4 or any(b not in (None, a) for a, b in zip(found, shape, strict=True)):
             raise ValueError(
                 f"`preprocessing` must give what the backbone takes, {shape}. Received: "
@@ -258,7 +269,10 @@ class _Decoding:
         _check_batch(image_bytes)
         spec = tf.TensorSpec((*self.size, self.channels), tf.float32)
         images = tf.map_fn(decoded, image_bytes, fn_output_signature=spec)
-        return keras.ops.cast(self.preprocessing(images, training=False), self.dtype)
+        prepared = self.preprocessing(images, training=False)
+        if keras.backend.is_int_dtype(self.dtype):
+            prepared = keras.ops.round(prepared)  # a cast would cut off: half a grey level darker
+        return keras.ops.cast(prepared, self.dtype)
 
     def example(self):
         """A black image, encoded."""

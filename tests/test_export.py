@@ -93,6 +93,33 @@ def test_pictures_of_other_sizes_are_resized(tmp_path, channels, kind):
     np.testing.assert_allclose(got, want, atol=5e-3)
 
 
+def test_resized_pixels_are_rounded_for_whole_numbers(tmp_path):
+    image = keras.Input((SIZE, SIZE, CHANNELS), dtype="uint8")
+    x = keras.layers.Flatten()(keras.layers.Rescaling(1.0)(image))
+    model = keras_margin.EmbeddingModel(keras.Model(image, x), keras_margin.ArcFace(CLASSES))
+    model.export(tmp_path / "served", preprocessing=keras.layers.Identity())
+    x = pictures(1, 30)
+    resized = tf.image.resize(x, (SIZE, SIZE), antialias=True)
+    want = model.encoder(np.round(resized).astype("uint8"))
+    content = tf.constant([encoded(x[0])])
+    got = served(tmp_path / "served")["image_bytes"](image_bytes=content)["embedding"]
+    np.testing.assert_allclose(got, want, atol=1e-6)
+
+
+@pytest.mark.parametrize("packed", [lambda image: [image], lambda image: {"image": image}])
+def test_one_picture_in_a_list_or_a_dict_is_decoded(tmp_path, packed):
+    image = keras.Input((SIZE, SIZE, CHANNELS), name="image")
+    x = keras.layers.Flatten()(image)
+    model = keras_margin.EmbeddingModel(
+        keras.Model(packed(image), x), keras_margin.ArcFace(CLASSES)
+    )
+    model.export(tmp_path / "served", preprocessing=keras.layers.Identity())
+    x = pictures()
+    content = tf.constant([encoded(one) for one in x])
+    got = served(tmp_path / "served")["image_bytes"](image_bytes=content)["embedding"]
+    np.testing.assert_allclose(got, model.encoder(packed(x.astype("float32"))), atol=1e-5)
+
+
 @pytest.mark.parametrize("rows", [1, 7])
 def test_batches_of_any_size(model, tmp_path, rows):
     model.export(tmp_path / "served", image_size=(SIZE, SIZE), classify=True)
@@ -296,6 +323,28 @@ def test_settings_that_do_not_fit_are_refused(model, tmp_path, settings, message
 def test_preprocessing_must_be_a_layer(model, tmp_path):
     with pytest.raises(TypeError, match="`preprocessing` must be a Keras layer"):
         model.export(tmp_path / "served", preprocessing=lambda x: x / 255)
+
+
+def test_preprocessing_gives_one_tensor(model, tmp_path):
+    image = keras.Input((SIZE, SIZE, CHANNELS))
+    double = keras.Model(image, [image + 0, image + 1])
+    with pytest.raises(ValueError, match="must give one tensor of images. Received: list"):
+        model.export(tmp_path / "served", preprocessing=double)
+
+
+def test_preprocessing_with_weights_that_are_not_finite_does_not_ship(model, tmp_path):
+    damaged = keras.Sequential([keras.Input((SIZE, SIZE, CHANNELS)), keras.layers.Conv2D(3, 1)])
+    damaged.layers[0].bias.assign([np.nan] * 3)
+    with pytest.raises(ValueError, match="must have finite weights.*bias$"):
+        model.export(tmp_path / "served", preprocessing=damaged)
+    assert not list(tmp_path.iterdir())
+
+
+def test_export_leaves_random_preprocessing_as_it_was(model, tmp_path):
+    flip = keras.layers.RandomFlip(seed=0)
+    before = np.array(flip.variables[0])
+    model.export(tmp_path / "served", preprocessing=flip)
+    np.testing.assert_array_equal(flip.variables[0], before)
 
 
 def test_a_backbone_of_any_size_needs_one_for_decoding(tmp_path):
