@@ -119,6 +119,8 @@ def export(
             f"path={str(path)!r}"
         )
     _check_computes(model.encoder, format)
+    if format == "litert":
+        _check_names(input_names(model.encoder))
     if representative is not None:
         if format != "litert":
             raise ValueError(
@@ -146,6 +148,7 @@ def _saved_model(model, path, preprocessing, image_size, classify, verbose):
     _check_replaceable(path)
     encoder = model.encoder
     names = input_names(encoder)
+    _check_names(names)
     parts = keras.tree.flatten(encoder.input)
     signature = {
         name: keras.InputSpec(shape=(None, *part.shape[1:]), dtype=part.dtype, name=name)
@@ -311,6 +314,16 @@ def _check_computes(encoder, format):
                 f'`format="{format}"` needs a backbone that computes in float32: load its weights '
                 'into one made under keras.config.set_dtype_policy("float32"). Received: '
                 f"{layer.compute_dtype} in layer {layer.name!r}"
+            )
+
+
+def _check_names(names):
+    """TensorFlow's signatures would call them otherwise, or fail on them."""
+    for name in names:
+        if not (name.isascii() and name.isidentifier()):
+            raise ValueError(
+                "The names of a backbone's inputs must be letters, digits and underscores, as "
+                f"TensorFlow's signatures keep them. Received: {name!r}"
             )
 
 

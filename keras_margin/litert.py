@@ -63,11 +63,18 @@ def _checked(representative, encoder):
             f"{keras.tree.map_structure(lambda part: part.shape, wanted)}"
         )
     try:
-        images = np.asarray(representative, wanted.dtype)
+        given = np.asarray(representative)
+        with np.errstate(invalid="ignore", over="ignore"):  # what they warn of is refused below
+            images = np.asarray(given.real, wanted.dtype)
     except (TypeError, ValueError) as error:
         raise ValueError(
             f"`representative` must be one array of numbers. Received: {representative!r:.200}"
         ) from error
+    if given.dtype.kind == "c" or (images.dtype.kind in "iu" and not np.array_equal(images, given)):
+        raise ValueError(
+            f"`representative` must hold numbers that the encoder takes, {wanted.dtype}. Received: "
+            f"numbers of {given.dtype} that would change"
+        )
     fits = images.ndim == len(wanted.shape) and all(
         size in (None, found) for size, found in zip(wanted.shape, images.shape, strict=True)
     )

@@ -63,8 +63,18 @@ def graph_of(backbone):
 
 
 def input_names(model):
-    """The names of a plain model's inputs, in the order of their flat list."""
+    """The names of a plain model's inputs, in the order of their flat list.
+
+    Raises:
+        ValueError: there are lists or dicts within the list or the dict.
+    """
     inputs = model.input
+    parts = list(inputs.values()) if isinstance(inputs, dict) else inputs
+    if isinstance(parts, (list, tuple)) and not all(hasattr(part, "shape") for part in parts):
+        raise ValueError(
+            "A backbone to export must take one tensor, a list or a dict of tensors. Received: "
+            f"inputs {keras.tree.map_structure(lambda part: tuple(part.shape), inputs)}"
+        )
     if isinstance(inputs, dict):
         return sorted(inputs)  # as Keras flattens it
     if isinstance(inputs, (list, tuple)) and len(inputs) > 1:

@@ -325,6 +325,34 @@ def test_preprocessing_must_be_a_layer(model, tmp_path):
         model.export(tmp_path / "served", preprocessing=lambda x: x / 255)
 
 
+def of_two(packed, **named):
+    left, right = (keras.Input((4,), **named.get(side, {})) for side in ("left", "right"))
+    dense = keras.layers.Dense(DIM)(left + right)
+    return keras_margin.EmbeddingModel(
+        keras.Model(packed(left, right), dense), keras_margin.ArcFace(CLASSES)
+    )
+
+
+@pytest.mark.parametrize("format", sorted(keras_margin.export.FORMATS))
+@pytest.mark.parametrize(
+    "packed",
+    [lambda left, right: [left, [right]], lambda left, right: {"a": {"b": left, "c": right}}],
+)
+def test_nested_inputs_are_refused(tmp_path, format, packed):
+    with pytest.raises(ValueError, match="must take one tensor, a list or a dict of tensors"):
+        of_two(packed).export(tmp_path / f"e{keras_margin.export.FORMATS[format]}", format=format)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["left eye", "left-eye", "\xe9"])
+@pytest.mark.parametrize("format", ["tf_saved_model", "litert"])
+def test_names_that_signatures_do_not_keep_are_refused(tmp_path, format, name):
+    model = of_two(lambda left, right: [left, right], left={"name": name})
+    with pytest.raises(ValueError, match=f"must be letters, digits and underscores.*'{name}'"):
+        model.export(tmp_path / f"e{keras_margin.export.FORMATS[format]}", format=format)
+    assert not list(tmp_path.iterdir())
+
+
 def test_preprocessing_gives_one_tensor(model, tmp_path):
     image = keras.Input((SIZE, SIZE, CHANNELS))
     double = keras.Model(image, [image + 0, image + 1])
@@ -373,6 +401,8 @@ def test_decoding_is_for_images(tmp_path):
         (np.zeros((2, SIZE + 1, SIZE, 3)), "must hold inputs of the encoder"),
         (np.zeros((2, SIZE, SIZE, 1)), "must hold inputs of the encoder"),
         (np.full((2, SIZE, SIZE, 3), np.nan), "must be finite"),
+        (np.full((2, SIZE, SIZE, 3), 1j), "must hold numbers that the encoder takes"),
+        (np.full((2, SIZE, SIZE, 3), 1e300), "must be finite"),
         (["a"], "must be one array of numbers"),
         (iter([1]), "must be one array of numbers"),
     ],
@@ -381,6 +411,20 @@ def test_representative_inputs_are_those_of_the_encoder(model, tmp_path, rows, m
     with pytest.raises(ValueError, match=f"`representative` {message}"):
         model.export(tmp_path / "small.tflite", format="litert", representative=rows)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("value", [0.5, 300.0, -1.0, np.nan])
+def test_representative_pixels_are_not_changed_to_fit(tmp_path, value):
+    image = keras.Input((SIZE, SIZE, 1), dtype="uint8")
+    x = keras.layers.Flatten()(keras.layers.Rescaling(1 / 255.0)(image))
+    model = keras_margin.EmbeddingModel(keras.Model(image, x), keras_margin.ArcFace(CLASSES))
+    rows = np.full((2, SIZE, SIZE, 1), value)
+    with pytest.raises(ValueError, match="must hold numbers that the encoder takes, uint8"):
+        model.export(tmp_path / "small.tflite", format="litert", representative=rows)
+    report = model.export(
+        tmp_path / "small.tflite", format="litert", representative=np.full_like(rows, 7.0)
+    )
+    assert report["min_cosine"] > 0.99
 
 
 def test_int8_of_embeddings_without_a_direction(tmp_path):
