@@ -12,6 +12,7 @@ running server (docker run, see README.md) the same request goes there:
 import argparse
 import base64
 import functools
+import http.client
 import json
 import math
 import sys
@@ -47,8 +48,10 @@ class LocalServer:
         try:
             with self._session.graph.as_default():
                 meta = tf.saved_model.loader.load(self._session, ["serve"], str(folder))
-        except (OSError, RuntimeError) as error:
-            raise ValueError(f"This is no SavedModel ({error}). Received: {folder}") from error
+        # Of the file system, of protobuf, of variables that are cut short.
+        except (OSError, RuntimeError, ValueError, tf.errors.OpError) as error:
+            why = " ".join(str(error).split())
+            raise ValueError(f"This is no whole SavedModel ({why}). Received: {folder}") from error
         if SIGNATURE not in meta.signature_def:
             raise ValueError(
                 f"The model has the signatures {sorted(meta.signature_def)}, not {SIGNATURE!r}: "
@@ -80,6 +83,8 @@ def ask(url, body):
             return answer.read().decode()
     except urllib.error.HTTPError as error:  # with the reason in its body
         return error.read().decode()
+    except http.client.HTTPException as error:  # an address that is none, an answer cut short
+        raise ValueError(f"no answer over HTTP came from {url} ({error!r})") from error
 
 
 def embeddings_of(pictures, send):
@@ -108,8 +113,11 @@ def embeddings_of(pictures, send):
             f"that is no answer of TensorFlow Serving to {len(pictures)} pictures: {answer!r:.200}"
         )
     for path, embedding in zip(pictures, embeddings, strict=True):
+        # NaN, or nothing but 0, has a cosine with nothing.
         numbers = embedding if isinstance(embedding, list) else [math.nan]
-        if not all(isinstance(n, (int, float)) and math.isfinite(n) for n in numbers):
+        if not all(isinstance(n, (int, float)) and abs(n) < math.inf for n in numbers) or not any(
+            numbers
+        ):
             raise ValueError(f"that is no embedding of {path}: {embedding!r:.200}")
     return embeddings
 

@@ -100,7 +100,7 @@ def test_asks_a_running_server(serve, place, capsys):
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        (["nowhere", "one.png"], "This is no SavedModel"),
+        (["nowhere", "one.png"], "This is no whole SavedModel"),
         (["without", "one.png"], "not 'image_bytes'"),
         (["model", "nothing.png"], "nothing.png"),
         (["model", "one.png", "none.png"], r"the model refused \S*none.png: .*image"),
@@ -120,11 +120,46 @@ def test_what_cannot_be_asked_is_named(serve, place, names, message):
         ('{"predictions": [[0.6, NaN]]}', "no embedding of .*one.png"),
         ('{"predictions": [0.6]}', "no embedding of .*one.png"),
         ('{"predictions": [["a"]]}', "no embedding of .*one.png"),
+        ('{"predictions": [[]]}', "no embedding of .*one.png"),
+        ('{"predictions": [[0.0, 0.0]]}', "no embedding of .*one.png"),
     ],
 )
 def test_answers_that_are_none(serve, place, answer, message):
     with pytest.raises(ValueError, match=message):
         serve.embeddings_of([place[0] / "one.png"], lambda body: answer)
+
+
+@pytest.mark.parametrize(
+    "answer", [b"no HTTP\r\n\r\n", b"HTTP/1.0 200\r\nContent-Length: 9\r\n\r\n{"]
+)
+def test_servers_that_are_none(serve, place, answer):
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.wfile.write(answer)
+
+        def log_message(self, *arguments):
+            pass
+
+    with http.server.ThreadingHTTPServer(("localhost", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://localhost:{server.server_port}/v1/models/encoder"
+        with pytest.raises(SystemExit, match=f"no answer over HTTP came from {url}"):
+            serve.main(["--url", url, str(place[0] / "one.png")])
+        server.shutdown()
+
+
+def test_an_address_that_is_none(serve, place):
+    with pytest.raises(SystemExit, match="no answer over HTTP came from http://localhost:port"):
+        serve.main(["--url", "http://localhost:port", str(place[0] / "one.png")])
+
+
+def test_a_model_that_is_cut_short(serve, place, tmp_path):
+    shutil.copytree(place[0] / "model", tmp_path / "model")
+    for file in (tmp_path / "model" / "variables").glob("*.data*"):
+        file.write_bytes(file.read_bytes()[:20])
+    with pytest.raises(SystemExit, match="no whole SavedModel"):
+        serve.main([str(tmp_path / "model"), str(place[0] / "one.png")])
 
 
 def test_without_pictures(serve, place, capsys):
