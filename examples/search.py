@@ -13,7 +13,6 @@ import argparse
 import hashlib
 import math
 import sys
-import zipfile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -98,6 +97,8 @@ def identified(embeddings, people):
 
 
 def enrol(options):
+    if options.out.is_dir():  # before the work
+        raise ValueError(f"--out must be a file, but a folder is there. Received: {options.out}")
     encoder = load_encoder(options.encoder)
     paths, labels, names = datasets.identity_folder(options.folder)
     if UNKNOWN in names:
@@ -119,6 +120,11 @@ def enrol(options):
 
 def ask(options):
     people = load_people(options.people)
+    if not Path(people.encoder).exists():
+        raise ValueError(
+            f"The encoder {people.encoder} is not there: put it back, ask from the folder where "
+            "it was enrolled, or enrol again."
+        )
     if digest_of(people.encoder) != people.digest:
         raise ValueError(
             f"The encoder {people.encoder} is another one than at enrolment: enrol again."
@@ -134,14 +140,20 @@ def load_people(path):
             found = {name: file[name] for name in People._fields}
         for name, kind in (("threshold", float), ("encoder", str), ("digest", str)):
             found[name] = kind(found[name])
-    except (ValueError, KeyError, EOFError, OSError, TypeError, zipfile.BadZipFile) as error:
-        if isinstance(error, FileNotFoundError):
-            raise
+    except FileNotFoundError:
+        raise
+    # Damaged archives end in almost any error, of zipfile or of NumPy.
+    except Exception as error:
         raise ValueError(f"These are no enrolled people ({error}). Received: {path}") from error
     people = People(**found)
-    rows = len(people.embeddings)
+    rows = len(people.embeddings) if people.embeddings.ndim == 2 else 0
     if (
-        people.labels.shape != (rows,)
+        rows == 0
+        or people.embeddings.dtype.kind != "f"
+        or people.labels.dtype.kind not in "iu"
+        or people.labels.shape != (rows,)
+        or people.names.dtype.kind != "U"
+        or people.names.ndim != 1
         or not -1.0 <= people.threshold <= 1.0
         or not np.isfinite(people.embeddings).all()
         or not np.isin(people.labels, np.arange(len(people.names))).all()

@@ -132,11 +132,41 @@ def test_damaged_people_are_refused(search, place, tmp_path):
     run(search, "enrol", place / "encoder.keras", place / "people", "--out", out)
     with np.load(out) as file:
         content = dict(file)
-    for name, value in (("threshold", np.nan), ("labels", content["labels"][1:])):
+    damaged = {
+        "threshold": [np.nan],
+        "labels": [content["labels"][1:], content["labels"] * 1.0, content["labels"] > 0],
+        "embeddings": [content["embeddings"][:, 0], content["embeddings"].astype(str)],
+        "names": [np.array("a"), content["names"][:, None], np.arange(len(content["names"]))],
+    }
+    for name, value in ((name, value) for name, values in damaged.items() for value in values):
         with open(out, "wb") as file:
             np.savez(file, **{**content, name: value})
         with pytest.raises(SystemExit, match="damaged"):
             run(search, "ask", out, place / "1.png")
+
+
+def test_people_whose_bytes_are_damaged_are_refused(search, place, tmp_path):
+    out = tmp_path / "p.npz"
+    run(search, "enrol", place / "encoder.keras", place / "people", "--out", out)
+    whole = bytearray(out.read_bytes())
+    entry = whole.rindex(b"PK\x01\x02")  # its method of compression is 10 bytes on
+    whole[entry + 10] = 77
+    out.write_bytes(whole)
+    with pytest.raises(SystemExit, match="no enrolled people"):
+        run(search, "ask", out, place / "1.png")
+
+
+def test_an_encoder_that_has_gone_is_named(search, place, tmp_path, monkeypatch):
+    monkeypatch.chdir(place)
+    run(search, "enrol", "encoder.keras", "people", "--out", tmp_path / "p.npz")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match="encoder.keras is not there: put it back"):
+        run(search, "ask", "p.npz", place / "1.png")
+
+
+def test_out_is_no_folder(search, place):
+    with pytest.raises(SystemExit, match="--out must be a file"):
+        run(search, "enrol", "nowhere.keras", place / "people", "--out", place)
 
 
 def test_an_encoder_of_zeros_is_refused(search, place, tmp_path):
