@@ -11,12 +11,13 @@ import numpy as np
 
 from keras_margin import litert, warmup
 from keras_margin.files import written_whole
+from keras_margin.images import LARGEST
 from keras_margin.plain_models import input_names, named
 
 FORMATS = {"tf_saved_model": "", "onnx": ".onnx", "openvino": ".xml", "litert": ".tflite"}
 # What a layer may not compute in: the file would be written, and its runtime would not run it.
 _CANNOT = {
-    "onnx": {"bfloat16"},
+    "onnx": {"bfloat16", "float64"},
     "openvino": {"bfloat16"},
     "litert": {"bfloat16", "float16", "float64"},
 }
@@ -235,6 +236,10 @@ class _Decoding:
             raise ValueError(
                 f"`image_size` must be (height, width){why if image_size is None else ''}. "
                 f"Received: image_size={image_size!r}"
+            )
+        if int(size[0]) * int(size[1]) > LARGEST:
+            raise ValueError(
+                f"`image_size` must have at most {LARGEST:,} pixels. Received: image_size={size}"
             )
         self.size, self.channels, self.dtype = tuple(map(int, size)), shape[-1], dtype
         self.preprocessing = keras.layers.Identity() if preprocessing is None else preprocessing

@@ -310,6 +310,7 @@ def test_int8_reports_what_it_costs(model, tmp_path):
             r"`image_size` must be \(height, width\). Received: image_size='12'",
         ),
         ({"image_size": (True, True)}, r"`image_size` must be \(height, width\)"),
+        ({"image_size": (10**9, 10**9)}, "`image_size` must have at most"),
         ({"image_size": (4, 4)}, "`preprocessing` must give what the backbone takes"),
     ],
     ids=lambda value: None if isinstance(value, dict) else value[:30],
@@ -448,6 +449,7 @@ def test_int8_of_embeddings_without_a_direction(tmp_path):
         ("litert", "mixed_bfloat16"),
         ("litert", "float64"),
         ("onnx", "mixed_bfloat16"),
+        ("onnx", "float64"),
         ("openvino", "mixed_bfloat16"),
     ],
 )
